@@ -1,0 +1,1 @@
+"""Kernels: pure JAX functions, one file per contract stem."""

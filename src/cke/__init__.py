@@ -1,0 +1,3 @@
+"""CKE: circuits, kernels, evidence."""
+
+__version__ = "0.1.0"

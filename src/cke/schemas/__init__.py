@@ -1,0 +1,1 @@
+"""One struct module per on-disk format: the only place where a wire name is spelled."""

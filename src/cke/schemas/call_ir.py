@@ -1,0 +1,92 @@
+"""CallIR: the exact schedule. Ordered kernel calls, every argument with its source.
+
+Emission, the manifest and X-Ray read this level; nothing above it is needed to write the code.
+"""
+
+from typing import Literal
+
+from cke.errors import Span
+from cke.schemas.ir import Contract, Edge, Node, Parameter, StateSlot, Step, Value
+
+
+class Argument(Node):
+    """Where one argument of a call comes from; `name` is None for an absent optional operand."""
+
+    source: Literal["edge", "weight", "state", "scalar", "none"]
+    name: str | None
+    operand: str
+
+
+class CacheAction(Node):
+    """What a call does to a state slot: append, shift or carry."""
+
+    slot: str
+    action: str
+
+
+class Member(Node):
+    """An op that a call covers, with its required contract and its results of the call."""
+
+    op: str
+    operator: str
+    contract: Contract
+    results: tuple[int, ...]
+    span: Span
+
+
+class FusedWeight(Node):
+    """A weight parameter made of others, concatenated along `axis` at load."""
+
+    name: str
+    members: tuple[str, ...]
+    axis: int
+
+
+class Call(Node):
+    """One call of one kernel; `results` are edges, `scopes` their named scopes."""
+
+    id: str
+    kernel_id: str
+    function: str
+    contract_id: str
+    arguments: tuple[Argument, ...]
+    attributes: dict[str, Value]
+    results: tuple[Edge, ...]
+    scopes: tuple[str, ...]
+    members: tuple[Member, ...]
+    cache: CacheAction | None
+    span: Span
+
+
+class Function(Node):
+    """Calls over parameters, weights and state; `results` name edges in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    weights: tuple[Parameter, ...]
+    fused: tuple[FusedWeight, ...]
+    scalars: tuple[Parameter, ...]
+    state: tuple[StateSlot, ...]
+    calls: tuple[Call, ...]
+    results: tuple[str, ...]
+    layers: tuple[int, ...] = ()
+
+
+class Program(Node):
+    """One phase: prefill, decode or encode."""
+
+    phase: str
+    inputs: tuple[Parameter, ...]
+    functions: tuple[Function, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+
+
+class CallIR(Node):
+    """A circuit bound to one config and one dtype, as calls."""
+
+    circuit: str
+    version: int
+    dtype: str
+    dims: dict[str, int]
+    programs: tuple[Program, ...]

@@ -1,0 +1,63 @@
+"""GraphIR: dataflow. Ops in single assignment over named edges, one program per phase.
+
+Layers with the same signature are one function, called by one step per layer. The float64
+interpreter runs this level; it needs nothing else but the weights.
+"""
+
+from cke.errors import Span
+from cke.schemas.ir import Contract, Edge, KernelBinding, Node, Parameter, StateSlot, Step, Value
+
+
+class Op(Node):
+    """One operation: a row of the operator table applied to edges.
+
+    `inputs` and `weights` follow the operator's declared operands; None is an absent optional
+    operand. `attributes` holds the circuit's attributes; `layout` holds what the operator's shape
+    rule derived (axis counts, broadcasts). A kernel and a reference are called as
+    ``f(*inputs, *weights, **attributes, **layout)``, with the state's lanes first when stateful.
+    """
+
+    id: str
+    operator: str
+    inputs: tuple[str | None, ...]
+    weights: tuple[str | None, ...]
+    state: str | None
+    attributes: dict[str, Value]
+    layout: dict[str, Value]
+    results: tuple[Edge, ...]
+    contract: Contract
+    kernel: KernelBinding
+    span: Span
+
+
+class Function(Node):
+    """Ops over parameters, weights and state; `results` name edges in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    weights: tuple[Parameter, ...]
+    scalars: tuple[Parameter, ...]
+    state: tuple[StateSlot, ...]
+    ops: tuple[Op, ...]
+    results: tuple[str, ...]
+    layers: tuple[int, ...] = ()
+
+
+class Program(Node):
+    """One phase: prefill, decode or encode. `outputs` name edges of the steps."""
+
+    phase: str
+    inputs: tuple[Parameter, ...]
+    functions: tuple[Function, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+
+
+class GraphIR(Node):
+    """A circuit bound to one config and one dtype."""
+
+    circuit: str
+    version: int
+    dtype: str
+    dims: dict[str, int]
+    programs: tuple[Program, ...]
