@@ -59,7 +59,11 @@ class Call(Node):
 
 
 class Function(Node):
-    """Calls over parameters, weights and state; `results` name edges in order."""
+    """Calls over parameters, weights and state; `results` name edges or parameters in order.
+
+    `weights` are the parameters as called: a fused one in place of its members. `capture` names
+    the checkpoints that the function returns beside its results.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -70,6 +74,10 @@ class Function(Node):
     calls: tuple[Call, ...]
     results: tuple[str, ...]
     layers: tuple[int, ...] = ()
+    aliases: tuple[Edge, ...] = ()
+    capture: tuple[str, ...] = ()
+    block: str = ""
+    span: Span | None = None
 
 
 class Program(Node):
@@ -90,3 +98,5 @@ class CallIR(Node):
     dtype: str
     dims: dict[str, int]
     programs: tuple[Program, ...]
+    title: str = ""
+    file: str = ""

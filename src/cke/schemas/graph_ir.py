@@ -13,8 +13,10 @@ class Op(Node):
 
     `inputs` and `weights` follow the operator's declared operands; None is an absent optional
     operand. `attributes` holds the circuit's attributes; `layout` holds what the operator's shape
-    rule derived (axis counts, broadcasts). A kernel and a reference are called as
-    ``f(*inputs, *weights, **attributes, **layout)``, with the state's lanes first when stateful.
+    rule derived (axis counts, broadcasts). `scalars` maps attributes whose value differs between
+    the layers of the function to scalar parameters; they are not in `attributes`. A kernel and a
+    reference are called as ``f(*inputs, *weights, **attributes, **layout)``. A stateful op takes
+    its slot first and gives the new slot before its results; `state` names the slot.
     """
 
     id: str
@@ -28,10 +30,16 @@ class Op(Node):
     contract: Contract
     kernel: KernelBinding
     span: Span
+    scalars: dict[str, str] = {}
 
 
 class Function(Node):
-    """Ops over parameters, weights and state; `results` name edges in order."""
+    """Ops over parameters, weights and state; `results` name edges or parameters in order.
+
+    `aliases` are edges that equal a parameter or an edge of an op by construction: an op that is
+    the identity, or a point on a parameter. Ops and results never read an alias, captures may.
+    `block` is the block of the circuit that the function was made of, defined at `span`.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -41,6 +49,9 @@ class Function(Node):
     ops: tuple[Op, ...]
     results: tuple[str, ...]
     layers: tuple[int, ...] = ()
+    aliases: tuple[Edge, ...] = ()
+    block: str = ""
+    span: Span | None = None
 
 
 class Program(Node):
@@ -61,3 +72,6 @@ class GraphIR(Node):
     dtype: str
     dims: dict[str, int]
     programs: tuple[Program, ...]
+    capture: tuple[str, ...] = ()
+    title: str = ""
+    file: str = ""

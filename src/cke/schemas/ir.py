@@ -60,13 +60,18 @@ class Checkpoint(Node):
 
 
 class Edge(Node):
-    """A named, typed value; `alias_of` names the edge that it equals by construction."""
+    """A named, typed value; `alias_of` names the edge that it equals by construction.
+
+    An edge that is not `live` is read by nothing and captured by nothing: a kernel that does not
+    expose it may be chosen, and the generated code does not bind it.
+    """
 
     name: str
     type: TensorType
     checkpoint: Checkpoint
     span: Span
     alias_of: str | None = None
+    live: bool = True
 
 
 class KernelBinding(Node):

@@ -30,6 +30,8 @@ class CheckpointBinding(Node):
     result: int
     alias_of: str | None
     order: int
+    live: bool = True
+    layout: str = "row_major"
 
 
 class Rejection(Node):
