@@ -5,6 +5,8 @@ bindings. B, T and S stay symbolic. Goal: one screen that tells the whole struct
 logic; node files hold none.
 """
 
+import msgspec
+
 from cke.errors import Span
 from cke.schemas.bindings import Coverage, WeightBinding
 from cke.schemas.ir import Contract, Edge, KernelBinding, Node, Parameter, StateSlot, Step, Value
@@ -34,7 +36,7 @@ class Op(Node):
     results: tuple[Edge, ...]
     contract: Contract
     span: Span
-    scalars: dict[str, str] = {}
+    scalars: dict[str, str] = msgspec.field(default_factory=dict)
     group: str | None = None
     kernel: KernelBinding | None = None
 
@@ -81,8 +83,8 @@ class BuildIR(Node):
 
     `title` is the circuit's one-line description and `file` its path; `parents` are the circuits
     it inherits from, nearest first; `sources` maps every circuit file to its sha256. `capture`
-    holds the checkpoint names that the build must expose, such as `attention.rope_query_output`;
-    "*" stands for every checkpoint.
+    holds patterns of the checkpoints that the build must expose, such as
+    `attention.rope_query_output` or `*`; `checkpoints.is_captured` reads them.
     """
 
     circuit: str

@@ -1,5 +1,7 @@
 """Weight bindings: semantic name → tensor keys of the file, with the transforms between them."""
 
+import msgspec
+
 from cke.errors import Span
 from cke.schemas.ir import Node, TensorType, Value
 
@@ -13,7 +15,7 @@ class Transform(Node):
     """
 
     kind: str
-    arguments: dict[str, Value] = {}
+    arguments: dict[str, Value] = msgspec.field(default_factory=dict)
     purpose: str | None = None
 
 

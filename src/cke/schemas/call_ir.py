@@ -43,7 +43,11 @@ class FusedWeight(Node):
 
 
 class Call(Node):
-    """One call of one kernel; `results` are edges, `scopes` their named scopes."""
+    """One call of one kernel; `results` are edges, `scopes` the named scopes of the live ones.
+
+    `attributes` holds every constant keyword argument: attributes and layout of the ops. A call
+    with a cache action gives the new slot before its results.
+    """
 
     id: str
     kernel_id: str
@@ -81,12 +85,18 @@ class Function(Node):
 
 
 class Program(Node):
-    """One phase: prefill, decode or encode."""
+    """One phase: prefill, decode or encode.
+
+    `slots` is every state slot, one per step that owns it, named `<step>.<slot>`; a step is named
+    `layer.<L>` or after its function. A step's `weights` map the members of a fused weight, not
+    the fused weight, to semantic names.
+    """
 
     phase: str
     inputs: tuple[Parameter, ...]
     functions: tuple[Function, ...]
     steps: tuple[Step, ...]
+    slots: tuple[StateSlot, ...]
     outputs: tuple[str, ...]
 
 

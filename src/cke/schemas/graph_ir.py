@@ -4,6 +4,8 @@ Layers with the same signature are one function, called by one step per layer. T
 interpreter runs this level; it needs nothing else but the weights.
 """
 
+import msgspec
+
 from cke.errors import Span
 from cke.schemas.ir import Contract, Edge, KernelBinding, Node, Parameter, StateSlot, Step, Value
 
@@ -30,7 +32,7 @@ class Op(Node):
     contract: Contract
     kernel: KernelBinding
     span: Span
-    scalars: dict[str, str] = {}
+    scalars: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Function(Node):

@@ -84,6 +84,7 @@ class KernelBinding(Node):
     function: str
     group: str | None = None
     results: tuple[int, ...] = (0,)
+    contract_id: str = ""
 
 
 class Parameter(Node):
