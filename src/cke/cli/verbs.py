@@ -1,0 +1,29 @@
+"""The table of verbs: where each lives, and its one line in `cke --help`.
+
+`target` is `module:attribute`, a function or an `App`; it is imported when the verb is used.
+"""
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A row: the group in the help page, the import path, and the help line."""
+
+    group: str
+    target: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "doctor": Verb(
+        "Environment",
+        "cke.cli.doctor:doctor",
+        "Show the environment: versions, processor, caches, and what is missing.",
+    ),
+    "cache": Verb(
+        "Environment", "cke.cli.cache:app", "List, measure and clear what CKE keeps in the cache."
+    ),
+    "schema": Verb(
+        "Environment", "cke.cli.schema:schema", "Print the JSON Schema of an on-disk format."
+    ),
+}

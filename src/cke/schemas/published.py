@@ -1,0 +1,41 @@
+"""The table of published JSON Schemas: the id of each on-disk format, and its struct.
+
+`python -m cke.schemas.published` writes ``schemas/json/`` from it; a test compares. Add a row here
+when a format gets its struct.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cke.schemas.manifest import Manifest
+
+FORMATS: dict[str, type[msgspec.Struct]] = {
+    "cke.checkpoint_manifest.v1": Manifest,
+}
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a published format."""
+    schema = msgspec.json.schema(FORMATS[name])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema}
+
+
+def schema_text(name: str) -> str:
+    """The committed text of a schema: sorted keys, two spaces, one newline at the end."""
+    return json.dumps(json_schema(name), indent=2, sort_keys=True) + "\n"
+
+
+def write_schemas(folder: Path) -> None:
+    """Make the folder hold exactly the published schemas."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*.json"):
+        stale.unlink()
+    for name in FORMATS:
+        folder.joinpath(f"{name}.json").write_text(schema_text(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas(Path(__file__).parent / "json")
