@@ -13,7 +13,7 @@ from cke.schemas.ir import Contract, Edge, KernelBinding, Node, Parameter, State
 from cke.schemas.manifest import Given, Resolution
 
 
-class Op(Node):
+class Op(Node, frozen=True):
     """One operation: a row of the operator table applied to edges, with its required contract.
 
     `id` is unique in its function (`attention.q_proj`, `attention.rope.2`). `instance` is the
@@ -41,7 +41,7 @@ class Op(Node):
     kernel: KernelBinding | None = None
 
 
-class Function(Node):
+class Function(Node, frozen=True):
     """Ops over parameters, weights, scalars and state; `results` name edges or parameters.
 
     `layers` are the layers that call it, empty outside the layer stack. `aliases` are edges that
@@ -63,7 +63,7 @@ class Function(Node):
     span: Span | None = None
 
 
-class Program(Node):
+class Program(Node, frozen=True):
     """One phase: prefill, decode or encode. Steps call functions in order.
 
     `inputs` are the runtime inputs (`tokens: i32[B, T]`, `positions: i32[B, T]`). A step's
@@ -78,7 +78,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
 
-class BuildIR(Node):
+class BuildIR(Node, frozen=True):
     """A circuit bound to one config and one dtype.
 
     `title` is the circuit's one-line description and `file` its path; `parents` are the circuits

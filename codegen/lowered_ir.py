@@ -9,7 +9,7 @@ from cke.schemas.graph_ir import Op
 from cke.schemas.ir import Edge, Node, Parameter, StateSlot, Step
 
 
-class ScheduledOp(Node):
+class ScheduledOp(Node, frozen=True):
     """An op at its place; `scopes` name the named scope of each live result."""
 
     order: int
@@ -17,7 +17,7 @@ class ScheduledOp(Node):
     scopes: tuple[str, ...]
 
 
-class Function(Node):
+class Function(Node, frozen=True):
     """Scheduled ops over parameters, weights and state; the rest is GraphIR's function."""
 
     name: str
@@ -34,7 +34,7 @@ class Function(Node):
     span: Span | None
 
 
-class Program(Node):
+class Program(Node, frozen=True):
     """One phase; `slots` is every state slot of the program, one per step that owns it."""
 
     phase: str
@@ -45,7 +45,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
 
-class LoweredIR(Node):
+class LoweredIR(Node, frozen=True):
     """A circuit bound to one config and one dtype, as scheduled ops."""
 
     circuit: str

@@ -6,7 +6,7 @@ from cke.errors import Span
 from cke.schemas.ir import Node, TensorType, Value
 
 
-class Transform(Node):
+class Transform(Node, frozen=True):
     """One step from the file's arrays to the semantic array, applied in order.
 
     `reshape` (shape), `transpose` (axes), `slice` (axis, start, stop), `stack` (axis: all sources
@@ -19,7 +19,7 @@ class Transform(Node):
     purpose: str | None = None
 
 
-class WeightBinding(Node):
+class WeightBinding(Node, frozen=True):
     """One semantic weight. `sources` are tensor keys in order; `tied_to` is a semantic name."""
 
     semantic: str
@@ -30,7 +30,7 @@ class WeightBinding(Node):
     span: Span
 
 
-class Coverage(Node):
+class Coverage(Node, frozen=True):
     """Every tensor of the weights file: used (by a binding) or ignored (by which pattern)."""
 
     used: dict[str, tuple[str, ...]]

@@ -9,7 +9,7 @@ from cke.errors import Span
 from cke.schemas.ir import Contract, Edge, Node, Parameter, StateSlot, Step, Value
 
 
-class Argument(Node):
+class Argument(Node, frozen=True):
     """Where one argument of a call comes from; `name` is None for an absent optional operand."""
 
     source: Literal["edge", "weight", "state", "scalar", "none"]
@@ -17,14 +17,14 @@ class Argument(Node):
     operand: str
 
 
-class CacheAction(Node):
+class CacheAction(Node, frozen=True):
     """What a call does to a state slot: append, shift or carry."""
 
     slot: str
     action: str
 
 
-class Member(Node):
+class Member(Node, frozen=True):
     """An op that a call covers, with its required contract and its results of the call."""
 
     op: str
@@ -34,7 +34,7 @@ class Member(Node):
     span: Span
 
 
-class FusedWeight(Node):
+class FusedWeight(Node, frozen=True):
     """A weight parameter made of others, concatenated along `axis` at load."""
 
     name: str
@@ -42,7 +42,7 @@ class FusedWeight(Node):
     axis: int
 
 
-class Call(Node):
+class Call(Node, frozen=True):
     """One call of one kernel; `results` are edges, `scopes` the named scopes of the live ones.
 
     `attributes` holds every constant keyword argument: attributes and layout of the ops. A call
@@ -62,7 +62,7 @@ class Call(Node):
     span: Span
 
 
-class Function(Node):
+class Function(Node, frozen=True):
     """Calls over parameters, weights and state; `results` name edges or parameters in order.
 
     `weights` are the parameters as called: a fused one in place of its members. `capture` names
@@ -84,7 +84,7 @@ class Function(Node):
     span: Span | None = None
 
 
-class Program(Node):
+class Program(Node, frozen=True):
     """One phase: prefill, decode or encode.
 
     `slots` is every state slot, one per step that owns it, named `<step>.<slot>`; a step is named
@@ -100,7 +100,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
 
-class CallIR(Node):
+class CallIR(Node, frozen=True):
     """A circuit bound to one config and one dtype, as calls."""
 
     circuit: str

@@ -10,7 +10,7 @@ from cke.errors import Span
 from cke.schemas.ir import Contract, Edge, KernelBinding, Node, Parameter, StateSlot, Step, Value
 
 
-class Op(Node):
+class Op(Node, frozen=True):
     """One operation: a row of the operator table applied to edges.
 
     `inputs` and `weights` follow the operator's declared operands; None is an absent optional
@@ -35,7 +35,7 @@ class Op(Node):
     scalars: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Function(Node):
+class Function(Node, frozen=True):
     """Ops over parameters, weights and state; `results` name edges or parameters in order.
 
     `aliases` are edges that equal a parameter or an edge of an op by construction: an op that is
@@ -56,7 +56,7 @@ class Function(Node):
     span: Span | None = None
 
 
-class Program(Node):
+class Program(Node, frozen=True):
     """One phase: prefill, decode or encode. `outputs` name edges of the steps."""
 
     phase: str
@@ -66,7 +66,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
 
-class GraphIR(Node):
+class GraphIR(Node, frozen=True):
     """A circuit bound to one config and one dtype."""
 
     circuit: str

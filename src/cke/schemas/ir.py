@@ -19,7 +19,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The base of every IR node."""
 
 
-class TensorType(Node):
+class TensorType(Node, frozen=True):
     """Named axes, their sizes and a dtype: f32, bf16, f16, f64, i32 or bool."""
 
     axes: tuple[str, ...]
@@ -27,7 +27,7 @@ class TensorType(Node):
     dtype: str
 
 
-class Contract(Node):
+class Contract(Node, frozen=True):
     """A numerical contract, field by field; an absent field asks for nothing.
 
     Sections and fields are those of ``contracts/xray.md`` section 10; ``model`` and ``storage``
@@ -43,7 +43,7 @@ class Contract(Node):
     execution: dict[str, Value] = {}
 
 
-class Checkpoint(Node):
+class Checkpoint(Node, frozen=True):
     """A versioned semantic id of an edge.
 
     `name` is `<instance>.<point>` for a point of a taxonomy (`attention.rope_query_output`) and
@@ -59,7 +59,7 @@ class Checkpoint(Node):
     role: str | None = None
 
 
-class Edge(Node):
+class Edge(Node, frozen=True):
     """A named, typed value; `alias_of` names the edge that it equals by construction.
 
     An edge that is not `live` is read by nothing and captured by nothing: a kernel that does not
@@ -74,7 +74,7 @@ class Edge(Node):
     live: bool = True
 
 
-class KernelBinding(Node):
+class KernelBinding(Node, frozen=True):
     """The one provider of an op. Ops with the same `group` are one call; each names its results.
 
     `results` are the indices of the op's results among those of the call.
@@ -87,14 +87,14 @@ class KernelBinding(Node):
     contract_id: str = ""
 
 
-class Parameter(Node):
+class Parameter(Node, frozen=True):
     """What a function takes: an edge, a weight or a scalar, by name and type."""
 
     name: str
     type: TensorType
 
 
-class StateSlot(Node):
+class StateSlot(Node, frozen=True):
     """State of one instance: kind `cache`, `shift` or `carry`, its lanes, and a window in rows.
 
     A cache lane has axes `[B, S, …]`; `keep` is the row count of a shift.
@@ -108,7 +108,7 @@ class StateSlot(Node):
     span: Span | None = None
 
 
-class Step(Node):
+class Step(Node, frozen=True):
     """One call of a function: at `layer`, or once when None.
 
     `arguments` and `results` are edges of the program; `weights` maps the function's weight

@@ -13,7 +13,7 @@ SCHEMA = "cke.checkpoint_manifest"
 VERSION = 1
 
 
-class CheckpointBinding(Node):
+class CheckpointBinding(Node, frozen=True):
     """A checkpoint bound to an exact operation; equal at every IR level (XRAY-56)."""
 
     checkpoint: Checkpoint
@@ -34,7 +34,7 @@ class CheckpointBinding(Node):
     layout: str = "row_major"
 
 
-class Rejection(Node):
+class Rejection(Node, frozen=True):
     """Why a provider was not selected: the stage of the filter, and the reason."""
 
     kernel_id: str
@@ -42,7 +42,7 @@ class Rejection(Node):
     reason: str
 
 
-class Resolution(Node):
+class Resolution(Node, frozen=True):
     """One provider selected for one or more ops, and every rejection."""
 
     phase: str
@@ -53,7 +53,7 @@ class Resolution(Node):
     rejections: tuple[Rejection, ...]
 
 
-class Given(Node):
+class Given(Node, frozen=True):
     """A resolved given of an instance: its value and the text that supplied it."""
 
     instance: str
@@ -63,7 +63,7 @@ class Given(Node):
     supplied_by: str
 
 
-class Manifest(Node):
+class Manifest(Node, frozen=True):
     """What `cke build` decided, as data. `sources` maps circuit files to their sha256."""
 
     schema: str
