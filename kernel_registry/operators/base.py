@@ -16,15 +16,27 @@ class ShapeError(Exception):
 
 
 class Operand(msgspec.Struct, frozen=True):
-    """An input, weight or result by name; `absent` says what the operator is without it."""
+    """An input, weight or result by name; `absent` says what the operator is without it.
+
+    An operand with no `absent` is required. A `hidden` one is not written in a circuit:
+    instantiation supplies it (positions, key positions) or gives it a name (key positions of
+    `append`).
+    """
 
     name: str
     absent: str | None = None
     variadic: bool = False
+    hidden: bool = False
 
 
 class Attribute(msgspec.Struct, frozen=True, kw_only=True):
-    """A named constant. `kind` is int, float, bool, str, choice, scaling, list or axes.
+    """A named constant. `kind` is int, float, bool, str, choice, scaling, list, axis or axes.
+
+    Attributes of kind `axis` and `axes` hold axis names: the shape rule alone reads them, and
+    `layout` carries what a kernel needs of them. A `hidden` attribute is not written in a circuit:
+    instantiation fills it in from what `source` says (`slot.lanes`, `slot.window`, `slot.keep`,
+    `slot.axes` of the first lane, `axis.size` of the attribute `axis`, `constructor.before` for the
+    axes before `->`).
 
     `alternatives` are the values that a counterfactual may try (all of them for a choice);
     `spellings` maps external names (HF, GGUF) to alternatives; `traced` attributes may differ
@@ -38,6 +50,8 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[Value, ...] = ()
     spellings: Mapping[str, str] = {}
     traced: bool = False
+    hidden: bool = False
+    source: str | None = None
 
 
 class Inference(msgspec.Struct, frozen=True):
@@ -64,6 +78,8 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     `weight_rule` is set when the operator is also a part constructor (`linear[D -> H E]`).
     `state` is the kind of the slot that it takes as its first argument, if any. `identity_when`
     says for which attributes the operator is the identity, so that its result is an alias.
+    `spellings` are the names that HF and GGUF give it. A kernel or reference is called with the
+    slot, when there is one, before its inputs, and gives the new slot before its results.
     """
 
     name: str
@@ -77,3 +93,11 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None = None
     identity_when: Callable[[Mapping[str, Value]], bool] | None = None
     interior: tuple[str, ...] = ()
+    spellings: tuple[str, ...] = ()
+
+    def attribute(self, name: str) -> Attribute:
+        """The declared attribute of that name; KeyError when there is none."""
+        for attribute in self.attributes:
+            if attribute.name == name:
+                return attribute
+        raise KeyError(name)
