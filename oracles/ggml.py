@@ -1,0 +1,73 @@
+"""The few ggml functions that llama-cpp-python does not bind, and ggml_tensor read by field."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import ml_dtypes
+import numpy as np
+
+from cke.oracles.base import Array
+
+_FOLDER = Path(llama_cpp.__file__).parent / "lib"
+_BASE = ctypes.CDLL(str(next(iter(sorted(_FOLDER.glob("libggml-base.*"))))))
+
+
+class TensorHead(ctypes.Structure):
+    """The leading fields of ggml_tensor, the same since 2024."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+    )
+
+
+_BASE.ggml_get_name.restype = ctypes.c_char_p
+_BASE.ggml_get_name.argtypes = [ctypes.c_void_p]
+_BASE.ggml_op_name.restype = ctypes.c_char_p
+_BASE.ggml_op_name.argtypes = [ctypes.c_int]
+_BASE.ggml_type_name.restype = ctypes.c_char_p
+_BASE.ggml_type_name.argtypes = [ctypes.c_int]
+_BASE.ggml_nbytes.restype = ctypes.c_size_t
+_BASE.ggml_nbytes.argtypes = [ctypes.c_void_p]
+_BASE.ggml_backend_tensor_get.restype = None
+_BASE.ggml_backend_tensor_get.argtypes = [
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+]  # fmt: skip
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "i32": np.int32,
+}
+
+
+def name_and_op(tensor: int) -> tuple[str, str]:
+    """Return the name and the op of a graph tensor; names repeat, the pair does not."""
+    head = TensorHead.from_address(tensor)
+    name = _BASE.ggml_get_name(tensor).decode("utf-8", "replace")
+    return name, _BASE.ggml_op_name(head.op).decode()
+
+
+def op_float(tensor: int, index: int) -> float:
+    """Return a float parameter of the tensor's op, such as the scale of a softmax."""
+    head = TensorHead.from_address(tensor)
+    return ctypes.c_float.from_buffer_copy(ctypes.c_int32(head.op_params[index])).value
+
+
+def read_tensor(tensor: int) -> Array:
+    """Return the values, slowest axis first, strides undone; raises KeyError for quantised types."""
+    head = TensorHead.from_address(tensor)
+    dtype = np.dtype(DTYPES[_BASE.ggml_type_name(head.type).decode()])
+    raw = np.empty(_BASE.ggml_nbytes(tensor), np.uint8)
+    _BASE.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
+    shape = tuple(reversed(head.ne[:]))
+    strides = tuple(reversed(head.nb[:]))
+    view = np.ndarray(shape, dtype, buffer=raw.data, strides=strides)
+    return np.ascontiguousarray(view)

@@ -1,0 +1,53 @@
+"""Named axes of arrays as an oracle exposes them, and the digest of what was fed."""
+
+import hashlib
+import json
+
+from cke.errors import CkeError, Diagnostic
+from cke.runtime.schedule import CaptureRequest
+
+
+def tokens_sha256(request: CaptureRequest) -> str:
+    """Return the digest of the tokens, rows and forced steps included."""
+    text = json.dumps([request.tokens, request.forced], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def unpack_axes(
+    axes: str, shape: tuple[int, ...], sizes: dict[str, int]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return named axes and their sizes: a group `(H E)` is split by the sizes that are known."""
+    names: list[str] = []
+    result: list[int] = []
+    for group, size in zip(_groups(axes), shape, strict=True):
+        unknown = [name for name in group if name not in sizes or len(group) == 1]
+        known = 1
+        for name in group:
+            known *= 1 if name in unknown else sizes[name]
+        if len(unknown) > 1 or size % known or (not unknown and size != known):
+            raise CkeError(
+                Diagnostic(
+                    code="CKE712",
+                    message=f"axes `{axes}` do not fit the shape {list(shape)} that was measured",
+                )
+            )
+        for name in group:
+            names.append(name)
+            result.append(size // known if name in unknown else sizes[name])
+    return tuple(names), tuple(result)
+
+
+def _groups(axes: str) -> list[list[str]]:
+    groups: list[list[str]] = []
+    inside = False
+    for word in axes.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            inside = True
+            groups.append([])
+        elif word == ")":
+            inside = False
+        elif inside:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return groups

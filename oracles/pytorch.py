@@ -1,0 +1,401 @@
+"""The transformers oracle: one model on CPU, captured by hooks and a registered attention.
+
+The model's own eager attention computes; the registered function only records around it. Scores
+are recomputed from q and k, because no eager attention of transformers returns them; expert
+results likewise. Both say so in `derivation`.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from cke.errors import CkeError, Diagnostic
+from cke.oracles.base import Array, Sink
+from cke.oracles.layout import tokens_sha256, unpack_axes
+from cke.oracles.points import ModulePoint, Table, table_for
+from cke.oracles.summary import record_of
+from cke.runtime.schedule import CaptureRequest, plan_segments
+from cke.schemas.trace import (
+    Body,
+    CacheLayout,
+    Identity,
+    Neutrality,
+    Producer,
+    Segment,
+)
+
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+RECORDING = "cke_recording"
+SCORES = "recomputed from q and k: scale, then soft cap, before the mask"
+EXPERTS = "recomputed for the chosen experts from the routed input"
+
+
+class PyTorchOracle:
+    """A transformers model with its checkpoints; raises CkeError for a family without a table."""
+
+    name = "pytorch"
+
+    def __init__(self, path: Path, dtype: str = "f32", model: Any = None) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.model = model if model is not None else load_model(path, dtype)
+        self.config = self.model.config.get_text_config()
+        self.table = table_for(self.config.model_type)
+        self.dims = _dims(self.config)
+
+    def capture(self, request: CaptureRequest, sink: Sink) -> Body:
+        """Run the request with hooks, and again without: the outputs must be equal in bits."""
+        plain = [logits for _, logits in self._forwards(request)]
+        recorder = _Recorder(self.table, self.dims, request, sink)
+        with recorder.attached(self.model):
+            outputs: list[torch.Tensor] = []
+            for segment, logits in self._forwards(request, recorder.begin):
+                recorder.outputs(segment, logits)
+                outputs.append(logits)
+        equal = all(torch.equal(a, b) for a, b in zip(plain, outputs, strict=True))
+        return self._body(request, equal, len(outputs))
+
+    def logits(self, request: CaptureRequest) -> list[Array]:
+        """Return f32[B, T, V] of every segment, without any hook."""
+        return [_to_numpy(logits.float()) for _, logits in self._forwards(request)]
+
+    def weights(self) -> Iterator[tuple[str, Array]]:
+        """Yield the loaded parameters under their transformers names."""
+        for key, tensor in self.model.state_dict().items():
+            yield key, _to_numpy(tensor)
+
+    def _forwards(
+        self, request: CaptureRequest, begin: Callable[[Segment], None] | None = None
+    ) -> Iterator[tuple[Segment, torch.Tensor]]:
+        cache = transformers.DynamicCache()
+        mask: torch.Tensor | None = None
+        for segment in plan_segments(request):
+            positions = torch.tensor(segment.positions)
+            valid = (positions >= 0).long()
+            mask = valid if mask is None else torch.cat([mask, valid], dim=1)
+            if begin is not None:
+                begin(segment)
+            with torch.no_grad():
+                result = self.model(
+                    input_ids=torch.tensor(segment.tokens),
+                    position_ids=positions.clamp(min=0),
+                    attention_mask=None if bool(mask.all()) else mask,
+                    cache=cache,
+                    use_cache=True,
+                )
+            yield segment, result.logits
+
+    def _body(self, request: CaptureRequest, equal: bool, outputs: int) -> Body:
+        dtypes: dict[str, int] = {}
+        for tensor in self.model.state_dict().values():
+            name = str(tensor.dtype).removeprefix("torch.")
+            dtypes[name] = dtypes.get(name, 0) + 1
+        return Body(
+            side="oracle",
+            producer=Producer(
+                name=self.name,
+                version=transformers.__version__,
+                dtype=self.dtype,
+                weight_dtypes=dtypes,
+                settings={
+                    "torch": str(torch.__version__),
+                    "attention": "eager",
+                    "float32_matmul_precision": torch.get_float32_matmul_precision(),
+                    "model_class": type(self.model).__name__,
+                },
+                facts={"layers": self.config.num_hidden_layers, **self.dims},
+            ),
+            identity=Identity(
+                model_sha256=None,
+                family=self.config.model_type,
+                circuit=None,
+                manifest_sha256=None,
+                tokens_sha256=tokens_sha256(request),
+            ),
+            segments=plan_segments(request),
+            records=(),
+            cache_layout=CacheLayout(
+                layout_id="transformers.dynamic_cache",
+                layer_stride=None,
+                head_stride=None,
+                token_stride=self.dims["E"],
+                channel_stride=1,
+                capacity=None,
+            ),
+            threads=torch.get_num_threads(),
+            mesh={"devices": 1},
+            environment={"python": sys.version.split()[0], "numpy": np.__version__},
+            neutrality=Neutrality(
+                status="neutral" if equal else "rejected",
+                control_equal=None,
+                outputs_equal=equal,
+                mode="hooks",
+                compared_outputs=outputs,
+            ),
+        )
+
+
+def load_model(path: Path, dtype: str) -> Any:
+    """Return the model of a folder or a GGUF file in `dtype`, dequantised, in eval mode."""
+    if dtype not in TORCH_DTYPES:
+        raise CkeError(
+            Diagnostic(
+                code="CKE711", message=f"the pytorch oracle runs f32, bf16 or f16, got `{dtype}`"
+            )
+        )
+    arguments: dict[str, Any] = {
+        "dtype": TORCH_DTYPES[dtype],
+        "local_files_only": True,
+        "attn_implementation": "eager",
+    }
+    folder = path
+    if path.suffix == ".gguf":
+        folder = path.parent
+        arguments["gguf_file"] = path.name
+        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **arguments)
+    pin(model)
+    return model
+
+
+def pin(model: Any) -> None:
+    """Set eval mode and the eager attention and experts, whose arithmetic is the published one."""
+    model.eval()
+    model.set_attn_implementation("eager")
+    if type(model)._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+
+
+def _dims(config: Any) -> dict[str, int]:
+    heads = config.num_attention_heads
+    return {
+        "H": heads,
+        "K": getattr(config, "num_key_value_heads", None) or heads,
+        "E": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "D": config.hidden_size,
+    }
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        raw = tensor.detach().contiguous().view(torch.int16).numpy()
+        return raw.view(ml_dtypes.bfloat16)
+    array: Array = tensor.detach().contiguous().numpy()
+    return array
+
+
+class _Recorder:
+    """Hooks of one capture; every value goes to the sink as soon as it is seen."""
+
+    def __init__(
+        self, table: Table, dims: dict[str, int], request: CaptureRequest, sink: Sink
+    ) -> None:
+        self.table = table
+        self.dims = dims
+        self.request = request
+        self.sink = sink
+        self.segment: Segment | None = None
+        self.order = 0
+
+    def begin(self, segment: Segment) -> None:
+        """State which forward the following values belong to."""
+        self.segment = segment
+        self.order = 0
+
+    def outputs(self, segment: Segment, logits: torch.Tensor) -> None:
+        """Record the model's own output."""
+        self._keep("logits", None, logits, "B T V")
+
+    @contextmanager
+    def attached(self, model: Any) -> Iterator[None]:
+        """Install every hook and the recording attention; remove them on exit."""
+        handles: list[Any] = []
+        layers = _submodule(model, self.table.layers)
+        before = model.config._attn_implementation
+        experts = model.get_experts_implementation() if self.table.experts_function else None
+        try:
+            for name, point in self.table.model.items():
+                if point.module:
+                    handles.append(self._hook(_submodule(model, point.module), name, None, point))
+            for index, layer in enumerate(layers):
+                for name, point in self.table.layer.items():
+                    module = _submodule(layer, point.module)
+                    if module is not None:
+                        handles.append(self._hook(module, name, index, point))
+            _register(self._attention, self._experts)
+            model.set_attn_implementation(RECORDING)
+            if experts is not None:
+                self._numbers = {
+                    id(_submodule(layer, "mlp.experts")): i for i, layer in enumerate(layers)
+                }
+                model.set_experts_implementation(RECORDING)
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            model.set_attn_implementation(before)
+            if experts is not None:
+                model.set_experts_implementation(experts)
+
+    def _hook(self, module: Any, name: str, layer: int | None, point: ModulePoint) -> Any:
+        if point.at == "input":
+
+            def before(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                value = arguments[0] if arguments else named["hidden_states"]
+                self._seen(name, layer, value, point)
+
+            return module.register_forward_pre_hook(before, with_kwargs=True)
+
+        def after(_: Any, arguments: tuple[Any, ...], result: Any) -> None:
+            self._seen(name, layer, result, point)
+
+        return module.register_forward_hook(after)
+
+    def _seen(self, name: str, layer: int | None, value: Any, point: ModulePoint) -> None:
+        if isinstance(value, tuple):
+            value = value[point.item or 0]
+        if point.chunk is not None:
+            index, count = point.chunk
+            value = value.chunk(count, dim=-1)[index]
+        self._keep(name, layer, value, point.axes)
+
+    def _keep(
+        self,
+        name: str,
+        layer: int | None,
+        value: torch.Tensor,
+        axes: str,
+        role: str | None = None,
+        derivation: str | None = None,
+    ) -> None:
+        if self.segment is None or not self.request.wants(name, layer):
+            return
+        sizes = {
+            **self.dims,
+            "B": len(self.segment.tokens),
+            "T": len(self.segment.tokens[0]),
+        }
+        names, shape = unpack_axes(axes, tuple(value.shape), sizes)
+        array = _to_numpy(value).reshape(shape)
+        if array.dtype == np.int64:
+            array = array.astype(np.int32)
+        record = record_of(
+            array,
+            name=name,
+            layer=layer,
+            phase=self.segment.phase,
+            segment=self.segment.index,
+            axes=names,
+            role=role,
+            derivation=derivation,
+            order=self.order,
+        )
+        self.order += 1
+        self.sink.add(record, array)
+
+    def _attention(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **named: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        eager = sys.modules[type(module).__module__].eager_attention_forward
+        result, probabilities = eager(module, query, key, value, attention_mask, **named)
+        fresh = query.shape[2]
+        values = {
+            "query": query.transpose(1, 2),
+            "new_key": key[:, :, -fresh:].transpose(1, 2),
+            "probabilities": probabilities,
+            "context": result,
+        }
+        layer = module.layer_idx
+        if self.request.wants("attention.attention_scores", layer):
+            values["scores"] = _scores(query, key, named)
+        for name, point in self.table.attention_function.items():
+            derivation = SCORES if point.value == "scores" else None
+            if point.value in values:
+                self._keep(name, layer, values[point.value], point.axes, None, derivation)
+        for role, tensor in (("key", key), ("value", value)):
+            new = tensor[:, :, -fresh:].transpose(1, 2)
+            self._keep("attention.kv_append", layer, new, "B T K E", f"new_{role}")
+            self._keep(
+                "attention.kv_append", layer, tensor.transpose(1, 2), "B S K E", f"valid_{role}"
+            )
+        return result, probabilities
+
+    def _experts(
+        self,
+        module: Any,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        result: torch.Tensor = type(module).forward.__wrapped__(module, hidden, ids, weights)
+        layer = self._numbers[id(module)]
+        wanted = [
+            (name, point)
+            for name, point in self.table.experts_function.items()
+            if self.request.wants(name, layer)
+        ]
+        if wanted:
+            values = _expert_values(module, hidden, ids)
+            for name, point in wanted:
+                self._keep(name, layer, values[point.value], point.axes, None, EXPERTS)
+        return result
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, named: dict[str, Any]) -> torch.Tensor:
+    groups = query.shape[1] // key.shape[1]
+    keys = key.repeat_interleave(groups, dim=1)
+    scores = torch.matmul(query, keys.transpose(2, 3)) * named["scaling"]
+    cap = named.get("softcap")
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _expert_values(module: Any, hidden: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    rows = []
+    for token, chosen in enumerate(ids):
+        gates_ups = [module.gate_up_proj[expert] @ hidden[token] for expert in chosen]
+        halves = [item.chunk(2) for item in gates_ups]
+        gated = [module.act_fn(gate) * up for gate, up in halves]
+        outputs = [
+            module.down_proj[expert] @ item for expert, item in zip(chosen, gated, strict=True)
+        ]
+        rows.append(
+            (
+                torch.stack([gate for gate, _ in halves]),
+                torch.stack([up for _, up in halves]),
+                torch.stack(gated),
+                torch.stack(outputs),
+            )
+        )
+    gate, up, gated_rows, output = (torch.stack(list(column)) for column in zip(*rows, strict=True))
+    return {"gate": gate, "up": up, "gated": gated_rows, "expert_output": output}
+
+
+def _submodule(module: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
+        module = module[int(part)] if part.isdigit() else getattr(module, part, None)
+        if module is None:
+            return None
+    return module
+
+
+def _register(attention: Callable[..., Any], experts: Callable[..., Any]) -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+
+    transformers.AttentionInterface.register(RECORDING, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(RECORDING, eager_mask)
+    ALL_EXPERTS_FUNCTIONS.register(RECORDING, experts)

@@ -1,0 +1,99 @@
+"""The schedule of a captured run: which tokens, in which forwards, at which positions.
+
+Subjects and oracles plan the same request with the same function, so that a difference of
+schedules is a difference of what was asked for. Rows of unequal length are padded on the right
+with position -1; padding is never attended to and never written to a cache.
+"""
+
+import msgspec
+
+from cke.errors import CkeError, Diagnostic
+from cke.schemas.trace import Segment
+
+PADDING = -1
+
+
+class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and what to keep.
+
+    `tokens` are the prompt's rows, of equal or unequal length; `segments` are the end columns of
+    the prefill forwards (empty: one forward); `forced` are the tokens of each decode step, by row.
+    `edges` are checkpoint names without their layer, None for all; `layers` None for all.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    segments: tuple[int, ...] = ()
+    forced: tuple[tuple[int, ...], ...] = ()
+    edges: frozenset[str] | None = None
+    layers: frozenset[int] | None = None
+    first_position: int = 0
+
+    def wants(self, name: str, layer: int | None) -> bool:
+        """Return whether the edge `name` of `layer` is asked for."""
+        if layer is not None and self.layers is not None and layer not in self.layers:
+            return False
+        return self.edges is None or name in self.edges
+
+
+def plan_segments(request: CaptureRequest) -> tuple[Segment, ...]:
+    """Return every forward of the request: the prefill segments, then one per decode step."""
+    _check(request)
+    width = max(map(len, request.tokens))
+    ends = request.segments or (width,)
+    counts = [0] * len(request.tokens)
+    segments: list[Segment] = []
+    start = 0
+    for end in ends:
+        rows = [row[start:end] for row in request.tokens]
+        segments.append(_segment(request, segments, rows, counts, end - start, "prefill"))
+        start = end
+    for step in request.forced:
+        rows = [(token,) for token in step]
+        segments.append(_segment(request, segments, rows, counts, 1, "decode"))
+    return tuple(segments)
+
+
+def _segment(
+    request: CaptureRequest,
+    before: list[Segment],
+    rows: list[tuple[int, ...]],
+    counts: list[int],
+    width: int,
+    phase: str,
+) -> Segment:
+    index = tuple(counts)
+    tokens = tuple(row + (0,) * (width - len(row)) for row in rows)
+    positions = tuple(
+        tuple(request.first_position + count + i for i in range(len(row)))
+        + (PADDING,) * (width - len(row))
+        for row, count in zip(rows, counts, strict=True)
+    )
+    for i, row in enumerate(rows):
+        counts[i] += len(row)
+    return Segment(
+        index=len(before),
+        phase="decode" if phase == "decode" else "prefill",
+        tokens=tokens,
+        positions=positions,
+        cache_action="append" if before else "reset",
+        append_index=index,
+        cache_token_count=tuple(counts),
+        teacher_forced=True,
+    )
+
+
+def _check(request: CaptureRequest) -> None:
+    width = max(map(len, request.tokens), default=0)
+    if not request.tokens or not all(request.tokens):
+        raise _bad("`tokens` expects at least one token in every row, got an empty row")
+    ends = request.segments or (width,)
+    if list(ends) != sorted(set(ends)) or ends[0] < 1 or ends[-1] != width:
+        raise _bad(
+            f"`segments` expects rising end columns that finish at {width}, got {list(ends)}"
+        )
+    if any(len(step) != len(request.tokens) for step in request.forced):
+        raise _bad(f"`forced` expects {len(request.tokens)} token(s) a step, one for each row")
+
+
+def _bad(message: str) -> CkeError:
+    return CkeError(Diagnostic(code="CKE701", message=message))

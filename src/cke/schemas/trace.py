@@ -1,0 +1,153 @@
+"""A trace: what one side computed, where, under which schedule; `cke.xray_execution_trace`.
+
+A trace is a folder with ``trace.json`` (this struct) and ``tensors.safetensors``. `body_sha256`
+covers the canonical JSON of `body`; `volatile` holds what differs between identical runs.
+Every record names its own bytes, so a file can be renamed with its path and nothing changes.
+"""
+
+from typing import Literal
+
+from cke.schemas.ir import Node, Value
+
+SCHEMA = "cke.xray_execution_trace"
+VERSION = 1
+
+Phase = Literal["prefill", "decode", "encode"]
+
+
+class Summary(Node):
+    """Min, max, mean and l2 over the finite elements; counts of NaN and infinite ones."""
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    l2: float | None
+    nan: int
+    inf: int
+
+
+class Record(Node):
+    """One captured tensor.
+
+    `checkpoint_id` is `layer.<L>.<name>` or `<name>`; `dtype` is fp32, fp16, bf16, fp64, i32 or
+    bool; `sha256` covers the logical little-endian bytes; `tensor_path` is a relative file, or
+    `tensors.safetensors#key`, and None when only the summary was kept. `derivation` says how the
+    producer obtained a point that it does not expose itself.
+    """
+
+    checkpoint_id: str
+    version: int
+    role: str | None
+    layer: int | None
+    phase: Phase
+    segment: int
+    tensor_path: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    sha256: str | None
+    summary: Summary
+    kernel_id: str | None = None
+    numerical_contract_id: str | None = None
+    effective_contract_id: str | None = None
+    derivation: str | None = None
+    order: int | None = None
+
+
+class KernelBatch(Node):
+    """Calls of one kernel within a segment."""
+
+    kernel_id: str
+    numerical_contract_id: str
+    effective_contract_id: str
+    calls: int
+
+
+class Segment(Node):
+    """One forward: its tokens and positions by row, and what it did to the cache.
+
+    `append_index` and `cache_token_count` are the values per row that the run used and reached;
+    `teacher_forced` says that the tokens were given, not selected. A position of -1 is padding.
+    """
+
+    index: int
+    phase: Phase
+    tokens: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
+    cache_action: Literal["reset", "append", "preserve", "none"]
+    append_index: tuple[int, ...]
+    cache_token_count: tuple[int, ...]
+    teacher_forced: bool
+    kernel_batches: tuple[KernelBatch, ...] = ()
+
+
+class CacheLayout(Node):
+    """The physical cache: strides are in elements; None where the producer does not expose it."""
+
+    layout_id: str
+    layer_stride: int | None
+    head_stride: int | None
+    token_stride: int | None
+    channel_stride: int | None
+    capacity: int | None
+
+
+class Producer(Node):
+    """Who computed: `facts` are measured on the loaded model, never copied from the other side.
+
+    `weight_dtypes` counts the loaded tensors by dtype; `settings` holds what can change a bit.
+    """
+
+    name: str
+    version: str
+    dtype: str
+    weight_dtypes: dict[str, int]
+    settings: dict[str, Value]
+    facts: dict[str, Value]
+
+
+class Identity(Node):
+    """What was run. Unknown identity stays None and is disclosed; nothing comes from file names."""
+
+    model_sha256: str | None
+    family: str | None
+    circuit: str | None
+    manifest_sha256: str | None
+    tokens_sha256: str
+
+
+class Neutrality(Node):
+    """The outcome of the capture's gate: control A against B, then the captured run against B."""
+
+    status: Literal["neutral", "isolated", "evidence_program", "rejected", "not_applicable"]
+    control_equal: bool | None
+    outputs_equal: bool | None
+    mode: str
+    compared_outputs: int
+    isolated: tuple[str, ...] = ()
+
+
+class Body(Node):
+    """All that a trace states."""
+
+    side: Literal["subject", "oracle"]
+    producer: Producer
+    identity: Identity
+    segments: tuple[Segment, ...]
+    records: tuple[Record, ...]
+    cache_layout: CacheLayout | None
+    threads: int
+    mesh: dict[str, Value]
+    environment: dict[str, Value]
+    neutrality: Neutrality
+    edges_total: int | None = None
+
+
+class Trace(Node):
+    """The content of ``trace.json``."""
+
+    schema: str
+    version: int
+    body: Body
+    body_sha256: str
+    volatile: dict[str, Value]
