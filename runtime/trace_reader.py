@@ -1,0 +1,184 @@
+"""Read a trace: every statement is checked against the files before a value is used.
+
+Metadata comes first: the document, its hash, then the headers of the tensor files against the
+records. Values are mapped, not loaded; a tensor's digest is checked when it is opened.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.errors import Diagnostic, MissingInputError, Note, RejectedError
+from cke.runtime.trace_writer import DOCUMENT, PARTIAL, SAFETENSORS_DTYPES, body_sha256
+from cke.schemas.reading import read_json
+from cke.schemas.trace import SCHEMA, VERSION, Record, Trace
+
+Array = NDArray[np.generic]
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp64": np.dtype(np.float64),
+    "i32": np.dtype(np.int32),
+    "bool": np.dtype(np.bool_),
+}
+MAX_DOCUMENT = 256 << 20
+MAX_HEADER = 64 << 20
+
+
+class TraceFolder:
+    """A trace that was checked; `array` gives the values of a record, without loading others."""
+
+    def __init__(self, folder: Path, trace: Trace, places: dict[str, tuple[Path, int]]) -> None:
+        self.folder = folder
+        self.trace = trace
+        self._places = places
+
+    def array(self, record: Record, digest: Callable[[Array], str]) -> Array:
+        """Return the mapped values of `record`; a digest that differs is CKE709."""
+        assert record.tensor_path is not None, "the record keeps a summary only"
+        file, offset = self._places[record.tensor_path]
+        dtype = NUMPY_DTYPES[record.dtype]
+        if 0 in record.shape:
+            return np.zeros(record.shape, dtype)
+        mapped: Array = np.memmap(file, dtype, "r", offset, record.shape)
+        if digest(mapped) != record.sha256:
+            index = self.trace.body.records.index(record)
+            raise _rejected(
+                "CKE709",
+                self.folder,
+                f"$.body.records[{index}].sha256",
+                f"expected the digest {record.sha256}, got other bytes in `{record.tensor_path}`",
+            )
+        return mapped
+
+
+def read_trace(folder: Path) -> TraceFolder:
+    """Return the trace in `folder`; raises RejectedError with the JSON path that is wrong."""
+    document = folder / DOCUMENT
+    if folder.name.endswith(PARTIAL) or not document.is_file():
+        raise MissingInputError(
+            Diagnostic(
+                code="CKE703",
+                file=folder.name,
+                message=f"expected a trace folder with `{DOCUMENT}`, got none: a run that stopped "
+                "half-way leaves no trace",
+                notes=(Note("run the capture again", label="help"),),
+            )
+        )
+    raw = read_json(document, max_bytes=MAX_DOCUMENT)
+    trace = _typed(folder, raw)
+    if (trace.schema, trace.version) != (SCHEMA, VERSION):
+        raise _rejected(
+            "CKE705",
+            folder,
+            "$.schema",
+            f"expected `{SCHEMA}` version {VERSION}, got `{trace.schema}` version {trace.version}",
+        )
+    if body_sha256(trace.body) != trace.body_sha256:
+        raise _rejected(
+            "CKE706", folder, "$.body_sha256", "the body was changed after it was written"
+        )
+    return TraceFolder(folder, trace, _places(folder, trace))
+
+
+def _typed(folder: Path, raw: Any) -> Trace:
+    try:
+        return msgspec.convert(raw, Trace)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        raise _rejected("CKE704", folder, path.rstrip("`") or "$", message.lower()) from None
+
+
+def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
+    headers: dict[str, tuple[dict[str, Any], int, int]] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    for index, record in enumerate(trace.body.records):
+        if record.tensor_path is None:
+            continue
+        path = f"$.body.records[{index}].tensor_path"
+        name, _, key = record.tensor_path.partition("#")
+        file = _inside(folder, name, path)
+        if not key:
+            places[record.tensor_path] = (file, 0)
+            _check_size(folder, path, record, file.stat().st_size)
+            continue
+        if name not in headers:
+            headers[name] = _header(folder, file, path)
+        header, start, end = headers[name]
+        places[record.tensor_path] = (file, start + _entry(folder, path, record, header, key, end))
+    return places
+
+
+def _entry(
+    folder: Path, path: str, record: Record, header: dict[str, Any], key: str, size: int
+) -> int:
+    entry = header.get(key)
+    if not isinstance(entry, dict):
+        raise _rejected("CKE707", folder, path, f"no tensor `{key}` in the file")
+    expected = (SAFETENSORS_DTYPES[record.dtype], list(record.shape))
+    if (entry.get("dtype"), entry.get("shape")) != expected:
+        raise _rejected(
+            "CKE707",
+            folder,
+            path.replace("tensor_path", "shape"),
+            f"expected {expected[0]} {expected[1]} as recorded, got {entry.get('dtype')} "
+            f"{entry.get('shape')} in the file",
+        )
+    offsets = entry.get("data_offsets")
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(item) is int for item in offsets)
+        or not 0 <= offsets[0] <= offsets[1] <= size
+    ):
+        raise _rejected("CKE707", folder, path, f"offsets {offsets} leave the file's {size} bytes")
+    _check_size(folder, path, record, offsets[1] - offsets[0])
+    return int(offsets[0])
+
+
+def _check_size(folder: Path, path: str, record: Record, got: int) -> None:
+    expected = NUMPY_DTYPES[record.dtype].itemsize
+    for size in record.shape:
+        expected *= size
+    if got != expected:
+        raise _rejected("CKE707", folder, path, f"expected {expected} bytes, got {got}")
+
+
+def _inside(folder: Path, name: str, path: str) -> Path:
+    file = folder / name
+    parts = Path(name).parts
+    if not name or Path(name).is_absolute() or ".." in parts:
+        raise _rejected("CKE708", folder, path, "expected a file inside the trace folder")
+    if not file.is_file() or file.is_symlink():
+        raise _rejected("CKE708", folder, path, f"expected a regular file `{name}`, got none")
+    return file
+
+
+def _header(folder: Path, file: Path, path: str) -> tuple[dict[str, Any], int, int]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            raise _rejected("CKE707", folder, path, f"`{file.name}` is cut short")
+        try:
+            header = json.loads(stream.read(length))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise _rejected(
+                "CKE707", folder, path, f"`{file.name}` has no readable header"
+            ) from None
+    if not isinstance(header, dict):
+        raise _rejected("CKE707", folder, path, f"`{file.name}` has no readable header")
+    return header, 8 + length, size - 8 - length
+
+
+def _rejected(code: str, folder: Path, path: str, message: str) -> RejectedError:
+    return RejectedError(
+        Diagnostic(code=code, file=f"{folder.name}/{DOCUMENT}", path=path, message=message)
+    )
