@@ -17,7 +17,7 @@ import transformers
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
-from cke.oracles.layout import tokens_sha256, unpack_axes
+from cke.oracles.layout import tokens_sha256, unpack_axes, valid_keys
 from cke.oracles.points import ModulePoint, Table, table_for
 from cke.oracles.summary import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments
@@ -71,7 +71,7 @@ class PyTorchOracle:
             yield key, _to_numpy(tensor)
 
     def _forwards(
-        self, request: CaptureRequest, begin: Callable[[Segment], None] | None = None
+        self, request: CaptureRequest, begin: Callable[[Segment, torch.Tensor], None] | None = None
     ) -> Iterator[tuple[Segment, torch.Tensor]]:
         cache = transformers.DynamicCache()
         mask: torch.Tensor | None = None
@@ -80,7 +80,7 @@ class PyTorchOracle:
             valid = (positions >= 0).long()
             mask = valid if mask is None else torch.cat([mask, valid], dim=1)
             if begin is not None:
-                begin(segment)
+                begin(segment, mask)
             with torch.no_grad():
                 result = self.model(
                     input_ids=torch.tensor(segment.tokens),
@@ -203,11 +203,13 @@ class _Recorder:
         self.request = request
         self.sink = sink
         self.segment: Segment | None = None
+        self.mask = torch.zeros((0, 0))
         self.order = 0
 
-    def begin(self, segment: Segment) -> None:
-        """State which forward the following values belong to."""
+    def begin(self, segment: Segment, mask: torch.Tensor) -> None:
+        """State which forward the following values belong to, and which cached keys are valid."""
         self.segment = segment
+        self.mask = mask
         self.order = 0
 
     def outputs(self, segment: Segment, logits: torch.Tensor) -> None:
@@ -285,6 +287,8 @@ class _Recorder:
         }
         names, shape = unpack_axes(axes, tuple(value.shape), sizes)
         array = _to_numpy(value).reshape(shape)
+        if "S" in names:
+            array = valid_keys(array, names, self.mask.numpy() > 0)
         if array.dtype == np.int64:
             array = array.astype(np.int32)
         record = record_of(
