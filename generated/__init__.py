@@ -1,6 +1,4 @@
 """Generated packages, one per library circuit; never edited by hand."""
 
 if __name__ == "generated":
-    raise ImportError(
-        "`generated` is part of the cke package: write `import cke.generated`, not `import generated`"
-    )
+    raise ImportError("this is a folder of the cke package: write `import cke.generated`")

@@ -62,7 +62,7 @@ def op_float(tensor: int, index: int) -> float:
 
 
 def read_tensor(tensor: int) -> Array:
-    """Return the values, slowest axis first, strides undone; raises KeyError for quantised types."""
+    """Return the values, slowest axis first, strides undone; KeyError for quantised types."""
     head = TensorHead.from_address(tensor)
     dtype = np.dtype(DTYPES[_BASE.ggml_type_name(head.type).decode()])
     raw = np.empty(_BASE.ggml_nbytes(tensor), np.uint8)

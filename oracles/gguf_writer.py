@@ -132,7 +132,9 @@ def _rope_metadata(writer: gguf.GGUFWriter, config: dict[str, Any], architecture
         writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
 
 
-def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Array]]:
+def _tensors(
+    folder: Path, config: dict[str, Any], architecture: str
+) -> Iterator[tuple[str, Array]]:
     layers = config["num_hidden_layers"]
     names = gguf.get_tensor_name_map(_arch_enum(architecture), layers)
     experts: dict[tuple[str, str], dict[int, Array]] = {}
@@ -193,5 +195,5 @@ def _arch_enum(architecture: str) -> Any:
 def _safetensors(folder: Path) -> Iterator[tuple[str, Array]]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
-            for key in tensors.keys():  # noqa: SIM118
+            for key in tensors.keys():
                 yield key, tensors.get_tensor(key)

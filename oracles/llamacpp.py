@@ -50,7 +50,9 @@ class LlamaCppOracle:
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
         if not self.model:
             raise CkeError(
-                Diagnostic(code="CKE714", file=str(path), message="llama.cpp does not load this file")
+                Diagnostic(
+                    code="CKE714", file=str(path), message="llama.cpp does not load this file"
+                )
             )
         self.dims = self._dims()
         self.architecture = self._metadata("general.architecture")
@@ -66,9 +68,7 @@ class LlamaCppOracle:
         captured = [[] for _ in segments]  # type: list[list[Captures]]
         outputs = []
         for row in range(len(request.tokens)):
-            recorders = [
-                _Recorder(self, request, segment, row) for segment in segments
-            ]
+            recorders = [_Recorder(self, request, segment, row) for segment in segments]
             outputs.append(self._row(segments, row, request, recorders))
             for index, recorder in enumerate(recorders):
                 captured[index].append(recorder.captures)
@@ -112,7 +112,8 @@ class LlamaCppOracle:
                     current[:] = [recorders[index]]
                 outputs.append(self._decode(context, segment, row))
                 if recorders:
-                    recorders[index].finish(outputs[-1])
+                    before = recorders[index - 1].captures if index else {}
+                    recorders[index].finish(outputs[-1], before)
         finally:
             llama_cpp.llama_free(context)
         return outputs
@@ -263,12 +264,20 @@ class _Recorder:
         self._keep(tensor, point, layer)
         return True
 
-    def finish(self, logits: Array) -> None:
-        """Complete what is known only at the end: layer inputs, chosen experts, kv appends."""
+    def finish(self, logits: Array, before: Captures) -> None:
+        """Complete what is known only at the end: layer inputs, chosen experts, kv appends.
+
+        A row without tokens in this segment keeps the cache of the segment `before`.
+        """
+        if self.width == 0:
+            self.captures = {
+                key: kept for key, kept in before.items() if (key[2] or "").startswith("valid_")
+            }
+            return
         for layer in range(self.layers):
-            before = ("embedding", None, None) if layer == 0 else ("layer_output", layer - 1, None)
-            if before in self.captures:
-                self.captures["layer_input", layer, None] = self.captures[before]
+            above = ("embedding", None, None) if layer == 0 else ("layer_output", layer - 1, None)
+            if above in self.captures:
+                self.captures["layer_input", layer, None] = self.captures[above]
             ids = ("mlp.router_ids", layer, None)
             weights = ("mlp.router_weights", layer, None)
             if ids in self.captures and weights in self.captures:
@@ -279,8 +288,7 @@ class _Recorder:
                 made = self.captures.get((f"attention.{source}", layer, None))
                 if made is not None:
                     self.captures["attention.kv_append", layer, f"new_{role}"] = made
-        if self.width:
-            self.captures["logits", None, None] = (logits, ("T", "V"), None)
+        self.captures["logits", None, None] = (logits, ("T", "V"), None)
 
     def _point(self, name: str, op: str) -> tuple[GraphPoint, int | None] | None:
         if f"{name} {op}" in self.table.model:
@@ -329,7 +337,7 @@ class _Recorder:
         key = ("attention.attention_scores", layer, None)
         if key in self.captures and scale != 1.0:
             array, names, _ = self.captures[key]
-            self.captures[key] = (array * np.float32(scale), names, SCALED)
+            self.captures[key] = (np.multiply(array, np.float32(scale)), names, SCALED)
 
 
 def _squeezed(array: Array, axes: str) -> Array:
@@ -371,13 +379,12 @@ def _with_batch(axes: tuple[str, ...]) -> tuple[str, ...]:
     return ("B", *axes)
 
 
-def _stacked(
-    segment: Segment, arrays: list[Array], like: Array, axes: tuple[str, ...]
-) -> Array:
+def _stacked(segment: Segment, arrays: list[Array], like: Array, axes: tuple[str, ...]) -> Array:
     sizes = {"T": len(segment.tokens[0]), "S": max(segment.cache_token_count)}
     shape = tuple(sizes.get(name, size) for name, size in zip(axes, like.shape, strict=True))
     result = np.zeros((len(arrays), *shape), like.dtype)
     for row, array in enumerate(arrays):
         if array.ndim == like.ndim:
-            result[(row, *(slice(0, size) for size in array.shape))] = array
+            where: Any = (row, *(slice(0, size) for size in array.shape))
+            result[where] = array
     return result

@@ -364,7 +364,8 @@ def _scores(query: torch.Tensor, key: torch.Tensor, named: dict[str, Any]) -> to
     keys = key.repeat_interleave(groups, dim=1)
     scores = torch.matmul(query, keys.transpose(2, 3)) * named["scaling"]
     cap = named.get("softcap")
-    return scores if cap is None else torch.tanh(scores / cap) * cap
+    capped: torch.Tensor = scores if cap is None else torch.tanh(scores / cap) * cap
+    return capped
 
 
 def _expert_values(module: Any, hidden: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,6 +1,4 @@
 """Weights files, sessions, state, sampling and capture of generated packages."""
 
 if __name__ == "runtime":
-    raise ImportError(
-        "`runtime` is part of the cke package: write `import cke.runtime`, not `import runtime`"
-    )
+    raise ImportError("this is a folder of the cke package: write `import cke.runtime`")

@@ -1,6 +1,4 @@
 """Evidence in, diagnosis out."""
 
 if __name__ == "xray":
-    raise ImportError(
-        "`xray` is part of the cke package: write `import cke.xray`, not `import xray`"
-    )
+    raise ImportError("this is a folder of the cke package: write `import cke.xray`")

@@ -15,7 +15,7 @@ VERSION = 1
 Phase = Literal["prefill", "decode", "encode"]
 
 
-class Summary(Node):
+class Summary(Node, frozen=True):
     """Min, max, mean and l2 over the finite elements; counts of NaN and infinite ones."""
 
     min: float | None
@@ -26,7 +26,7 @@ class Summary(Node):
     inf: int
 
 
-class Record(Node):
+class Record(Node, frozen=True):
     """One captured tensor.
 
     `checkpoint_id` is `layer.<L>.<name>` or `<name>`; `dtype` is fp32, fp16, bf16, fp64, i32 or
@@ -54,7 +54,7 @@ class Record(Node):
     order: int | None = None
 
 
-class KernelBatch(Node):
+class KernelBatch(Node, frozen=True):
     """Calls of one kernel within a segment."""
 
     kernel_id: str
@@ -63,7 +63,7 @@ class KernelBatch(Node):
     calls: int
 
 
-class Segment(Node):
+class Segment(Node, frozen=True):
     """One forward: its tokens and positions by row, and what it did to the cache.
 
     `append_index` and `cache_token_count` are the values per row that the run used and reached;
@@ -81,7 +81,7 @@ class Segment(Node):
     kernel_batches: tuple[KernelBatch, ...] = ()
 
 
-class CacheLayout(Node):
+class CacheLayout(Node, frozen=True):
     """The physical cache: strides are in elements; None where the producer does not expose it."""
 
     layout_id: str
@@ -92,7 +92,7 @@ class CacheLayout(Node):
     capacity: int | None
 
 
-class Producer(Node):
+class Producer(Node, frozen=True):
     """Who computed: `facts` are measured on the loaded model, never copied from the other side.
 
     `weight_dtypes` counts the loaded tensors by dtype; `settings` holds what can change a bit.
@@ -106,7 +106,7 @@ class Producer(Node):
     facts: dict[str, Value]
 
 
-class Identity(Node):
+class Identity(Node, frozen=True):
     """What was run. Unknown identity stays None and is disclosed; nothing comes from file names."""
 
     model_sha256: str | None
@@ -116,7 +116,7 @@ class Identity(Node):
     tokens_sha256: str
 
 
-class Neutrality(Node):
+class Neutrality(Node, frozen=True):
     """The outcome of the capture's gate: control A against B, then the captured run against B."""
 
     status: Literal["neutral", "isolated", "evidence_program", "rejected", "not_applicable"]
@@ -127,7 +127,7 @@ class Neutrality(Node):
     isolated: tuple[str, ...] = ()
 
 
-class Body(Node):
+class Body(Node, frozen=True):
     """All that a trace states."""
 
     side: Literal["subject", "oracle"]
@@ -143,7 +143,7 @@ class Body(Node):
     edges_total: int | None = None
 
 
-class Trace(Node):
+class Trace(Node, frozen=True):
     """The content of ``trace.json``."""
 
     schema: str
