@@ -8,6 +8,7 @@ import keyword
 import re
 
 from cke.schemas.call_ir import Call, Function, Program
+from cke.schemas.ir import Step
 
 BUILT = {"w", "state", "captured", "step", "named_scope", "Array", "Weights", "State", "Captured"}
 
@@ -28,6 +29,11 @@ def kernel_names(program: Program) -> dict[tuple[str, str], str]:
         else kernel_id
         for kernel_id, function in sorted(used)
     }
+
+
+def step_name(step: Step) -> str:
+    """Return the key of a step's weights and state: `layer.<L>`, or its function's name."""
+    return step.function if step.layer is None else f"layer.{step.layer}"
 
 
 def base_name(edge: str) -> str:

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from cke.codegen.names import base_name
-from cke.codegen.passes.lower_graph_to_lowered import step_name
+from cke.codegen.names import base_name, step_name
 from cke.codegen.python_text import bracketed, string
 from cke.schemas.call_ir import Function, Program
 from cke.schemas.ir import Step

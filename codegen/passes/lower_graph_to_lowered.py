@@ -7,7 +7,7 @@ import msgspec
 from cke.codegen.checkpoints import checkpoint_key, is_captured
 from cke.codegen.lowered_ir import Function, LoweredIR, Program, ScheduledOp
 from cke.schemas import graph_ir
-from cke.schemas.ir import StateSlot, Step
+from cke.schemas.ir import StateSlot
 
 
 def lower_graph_to_lowered(ir: graph_ir.GraphIR) -> LoweredIR:
@@ -22,11 +22,6 @@ def lower_graph_to_lowered(ir: graph_ir.GraphIR) -> LoweredIR:
         capture=ir.capture,
         programs=tuple(_lower_program(program, ir.capture) for program in ir.programs),
     )
-
-
-def step_name(step: Step) -> str:
-    """Return the key of a step's weights and state: `layer.<L>`, or its function's name."""
-    return step.function if step.layer is None else f"layer.{step.layer}"
 
 
 def _lower_program(program: graph_ir.Program, capture: tuple[str, ...]) -> Program:

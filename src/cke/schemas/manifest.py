@@ -4,6 +4,8 @@ It holds GraphIR and CallIR, every checkpoint bound to its operation and kernel,
 bindings and the resolutions. Its hash covers the canonical JSON of the body.
 """
 
+import msgspec
+
 from cke.schemas.bindings import Coverage, WeightBinding
 from cke.schemas.call_ir import CallIR
 from cke.schemas.graph_ir import GraphIR
@@ -64,7 +66,11 @@ class Given(Node, frozen=True):
 
 
 class Manifest(Node, frozen=True):
-    """What `cke build` decided, as data. `sources` maps circuit files to their sha256."""
+    """What `cke build` decided, as data.
+
+    `sources` maps circuit files, `kernels` the files of the selected kernels and their contracts,
+    to their sha256. `lines` maps a module's generated lines to circuit lines (`file:line`).
+    """
 
     schema: str
     version: int
@@ -82,3 +88,4 @@ class Manifest(Node, frozen=True):
     coverage: Coverage
     resolutions: tuple[Resolution, ...]
     givens: tuple[Given, ...]
+    lines: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
