@@ -18,8 +18,9 @@ class Op(Node, frozen=True):
 
     `id` is unique in its function (`attention.q_proj`, `attention.rope.2`). `instance` is the
     block instance in the layer (`attention`, `mlp`, "" for the layer itself). `inputs` name edges
-    or parameters of the function, `weights` its weight parameters, `state` its slot; None is an
-    absent optional operand, kept in place. `attributes` holds every attribute of the operator
+    or parameters of the function, or weight parameters where the circuit passes a tensor (rope
+    factors, experts); `weights` are those of a part, `state` is its slot. None is an absent
+    optional operand, kept in place. `attributes` holds every attribute of the operator
     except those in `scalars`, which maps an attribute to a scalar parameter of the function.
     `layout` is what the shape rule derived. `group` names the fusion group, `kernel` the selected
     provider; passes set both.

@@ -129,7 +129,7 @@ def _made_by_calls(calls: Iterable[call_ir.Call]) -> Iterator[Made]:
 
 
 def _bindings(owner: Owner, made: Iterator[Made]) -> Iterator[CheckpointBinding]:
-    by_edge = {item.edge.name: item for item in made}
+    by_edge = {item.edge.name: item for item in made if item.edge is not None}
     for parameter in owner.parameters:
         by_edge[parameter.name] = Made(None, parameter.name, "parameter", "", "", "", 0)
     edges = [item.edge for item in by_edge.values() if item.edge is not None]

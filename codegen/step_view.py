@@ -181,9 +181,9 @@ def _program_names(program: Program, loop: list[Step]) -> dict[str, str]:
                 if result is not None:
                     names[step.results[result]] = names[step.arguments[index]]
             continue
-        for result in step.results:
-            base = base_name(result)
-            names[result] = f"{base}_" if base in taken else base
+        for name in step.results:
+            base = base_name(name)
+            names[name] = f"{base}_" if base in taken else base
         if loop and step is loop[0]:
             for index, result in enumerate(_handed_on(step, loop[1]) or ()):
                 if result is not None:

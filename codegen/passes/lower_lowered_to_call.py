@@ -4,12 +4,12 @@ The members of a fusion group become one call. Their weights are concatenated al
 axis, and the call splits its result into `sizes`, one per member.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
 from cke.codegen import lowered_ir
 from cke.codegen.lowered_ir import LoweredIR, ScheduledOp
-from cke.kernel_registry.operators import OPERATORS
+from cke.kernel_registry.operators import OPERATORS, kernel_arguments
 from cke.schemas.call_ir import (
     Argument,
     CacheAction,
@@ -116,7 +116,7 @@ def _lower_group(
     kinds: dict[str, str],
 ) -> Call:
     first = group[0].op
-    constants = {**first.attributes, **first.layout}
+    constants = kernel_arguments(OPERATORS[first.operator], first.attributes, first.layout)
     if len(group) > 1:
         constants["sizes"] = [types[item.op.weights[0] or ""].shape[0] for item in group]
     return Call(
@@ -124,7 +124,7 @@ def _lower_group(
         kernel_id=first.kernel.kernel_id,
         function=first.kernel.function,
         contract_id=first.kernel.contract_id,
-        arguments=tuple(_arguments(first, fused)),
+        arguments=tuple(_arguments(first, fused, types)),
         attributes=constants,
         results=tuple(edge for item in group for edge in item.op.results),
         scopes=tuple(dict.fromkeys(scope for item in group for scope in item.scopes)),
@@ -134,19 +134,26 @@ def _lower_group(
     )
 
 
-def _arguments(op: Op, fused: tuple[FusedWeight, ...]) -> Iterator[Argument]:
+def _arguments(
+    op: Op, fused: tuple[FusedWeight, ...], types: dict[str, TensorType]
+) -> Iterator[Argument]:
     operator = OPERATORS[op.operator]
     owner = {member: weight.name for weight in fused for member in weight.members}
     if op.state is not None:
         yield Argument(source="state", name=op.state, operand="slot")
     for operand, name in zip(_spread(op), op.inputs, strict=True):
-        yield Argument(source="none" if name is None else "edge", name=name, operand=operand)
+        yield _argument(operand, name, types)
     for weight, name in zip(operator.weights, op.weights, strict=True):
         called = None if name is None else owner.get(name, name)
-        source = "none" if name is None else "weight"
-        yield Argument(source=source, name=called, operand=weight.name)  # type: ignore[arg-type]
+        yield _argument(weight.name, called, {*types, *owner.values()})
     for attribute, scalar in op.scalars.items():
         yield Argument(source="scalar", name=scalar, operand=attribute)
+
+
+def _argument(operand: str, name: str | None, weights: Collection[str]) -> Argument:
+    if name is None:
+        return Argument(source="none", name=None, operand=operand)
+    return Argument(source="weight" if name in weights else "edge", name=name, operand=operand)
 
 
 def _spread(op: Op) -> Iterator[str]:

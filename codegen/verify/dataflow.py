@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from cke.codegen import lowered_ir
 from cke.codegen.checkpoints import checkpoint_key
 from cke.codegen.dump import AnyFunction, AnyProgram
 from cke.errors import Span
+from cke.schemas import call_ir
 from cke.schemas.ir import Edge, Parameter, StateSlot, Step, TensorType
 
 
@@ -42,7 +44,7 @@ def flow_problems(flow: Flow) -> Iterator[str]:
     slots = {slot.name for slot in function.state}
     scalars = {scalar.name for scalar in function.scalars}
     for unit in flow.units:
-        yield from _missing(unit, "reads", unit.reads, types)
+        yield from _missing(unit, "reads", unit.reads, {*types, *flow.owned})
         yield from _missing(unit, "takes weight", unit.weights, flow.owned)
         yield from _missing(unit, "takes scalar", unit.scalars, scalars)
         yield from _missing(unit, "keeps", [unit.state] if unit.state else [], slots)
@@ -72,7 +74,7 @@ def _function_problems(flow: Flow, types: dict[str, TensorType]) -> Iterator[str
     for slot in function.state:
         if slot.name not in used:
             yield f"function `{function.name}`: no unit keeps slot `{slot.name}`"
-    named = {name for unit in flow.units for name in unit.weights}
+    named = {name for unit in flow.units for name in (*unit.weights, *unit.reads)}
     for weight in flow.owned:
         if weight not in named:
             yield f"function `{function.name}`: weight `{weight}` is not used"
@@ -140,11 +142,18 @@ def _names_match(
 def result_types(function: AnyFunction) -> dict[str, TensorType]:
     """Return the type of every parameter and edge of a function."""
     types = {parameter.name: parameter.type for parameter in function.parameters}
-    units: Iterable[object] = getattr(function, "ops", None) or getattr(function, "calls", ())
-    for unit in units:
-        for edge in getattr(getattr(unit, "op", unit), "results", ()):
-            types[edge.name] = edge.type
+    types.update((edge.name, edge.type) for edge in made_edges(function))
     return types
+
+
+def made_edges(function: AnyFunction) -> Iterator[Edge]:
+    """Give every edge that an op or a call of the function makes, in order."""
+    if isinstance(function, call_ir.Function):
+        yield from (edge for call in function.calls for edge in call.results)
+    elif isinstance(function, lowered_ir.Function):
+        yield from (edge for item in function.ops for edge in item.op.results)
+    else:
+        yield from (edge for op in function.ops for edge in op.results)
 
 
 def _missing(unit: Unit, verb: str, names: Iterable[str], defined: Iterable[str]) -> Iterator[str]:

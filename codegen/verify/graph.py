@@ -35,22 +35,19 @@ def graph_flow(function: Function) -> Flow:
 
 
 def _type_problems(function: Function) -> Iterator[str]:
-    types = {parameter.name: parameter.type for parameter in function.parameters}
-    weights = {weight.name: weight.type for weight in function.weights}
+    types = {item.name: item.type for item in (*function.parameters, *function.weights)}
     for op in function.ops:
-        yield from _op_type_problems(op, types, weights)
+        yield from _op_type_problems(op, types)
         types.update((edge.name, edge.type) for edge in op.results)
 
 
-def _op_type_problems(
-    op: Op, types: dict[str, TensorType], weights: dict[str, TensorType]
-) -> Iterator[str]:
+def _op_type_problems(op: Op, types: dict[str, TensorType]) -> Iterator[str]:
     operator = OPERATORS[op.operator]
     attributes = {**op.attributes, **dict.fromkeys(op.scalars, 1.0)}
     try:
         inferred = operator.shape_rule(
             [None if name is None else types.get(name) for name in op.inputs],
-            [None if name is None else weights.get(name) for name in op.weights],
+            [None if name is None else types.get(name) for name in op.weights],
             attributes,
         )
     except ShapeError as error:

@@ -6,7 +6,9 @@ It needs no circuit and no model. Dims are small and all different, so that a sw
 import msgspec
 
 from cke.codegen.build_ir import BuildIR, Function, Op, Program
+from cke.codegen.checkpoints import is_captured
 from cke.errors import Span
+from cke.kernel_registry.operators import OPERATORS
 from cke.schemas.bindings import Coverage, WeightBinding
 from cke.schemas.ir import Checkpoint, Contract, Edge, Parameter, StateSlot, Step, TensorType
 
@@ -59,24 +61,44 @@ def op(
     results: tuple[Edge, ...] | Edge,
     weights: tuple[str | None, ...] = (),
     state: str | None = None,
-    layout: dict[str, object] | None = None,
     **attributes: object,
 ) -> Op:
     edges = results if isinstance(results, tuple) else (results,)
-    names = tuple(None if name == "-" else name for name in inputs.split())
+    names = [None if name == "-" else name for name in inputs.split()]
+    names += [None] * (len(OPERATORS[operator].inputs) - len(names))
     return Op(
         id=id,
         operator=operator,
         instance=".".join(id.split(".")[:-1]),
-        inputs=names,
+        inputs=tuple(names),
         weights=weights,
         state=state,
-        attributes=dict(attributes),
-        layout=layout or {},
+        attributes=_complete(operator, attributes),
+        layout={},
         results=edges,
         contract=F32,
         span=edges[0].span,
     )
+
+
+def _complete(operator: str, attributes: dict[str, object]) -> dict[str, object]:
+    declared = OPERATORS[operator].attributes
+    return {item.name: attributes.get(item.name, item.default) for item in declared}
+
+
+def with_layouts(function: Function) -> Function:
+    """Return the function with every layout that the shape rules derive."""
+    types = {item.name: item.type for item in (*function.parameters, *function.weights)}
+    ops = []
+    for item in function.ops:
+        inferred = OPERATORS[item.operator].shape_rule(
+            [None if name is None else types[name] for name in item.inputs],
+            [None if name is None else types[name] for name in item.weights],
+            item.attributes,
+        )
+        ops.append(msgspec.structs.replace(item, layout=inferred.layout))
+        types.update((edge.name, edge.type) for edge in item.results)
+    return msgspec.structs.replace(function, ops=tuple(ops))
 
 
 def embed() -> Function:
@@ -102,8 +124,7 @@ def embed() -> Function:
 
 
 def layer() -> Function:
-    linear = {"contract": 1}
-    rope = {"base": 10000.0, "width": None, "pairing": "split_half", "scaling": None}
+    rope = {"base": 10000.0, "pairing": "split_half"}
     return Function(
         name="layer",
         parameters=(parameter("x", "B T D"), parameter("positions", "B T", "i32")),
@@ -135,9 +156,6 @@ def layer() -> Function:
                 edge("h", "B T D", "attention_norm_output", 80),
                 weights=("attn_norm.weight",),
                 eps=1e-5,
-                offset=0,
-                groups=1,
-                layout={"axes": 1},
             ),
             op(
                 "attention.q_proj",
@@ -145,7 +163,6 @@ def layer() -> Function:
                 "h",
                 edge("attention.q", "B T H E", "attention.query_projection_output", 39),
                 weights=("attention.q_proj.weight", None),
-                layout=linear,
             ),
             op(
                 "attention.k_proj",
@@ -153,7 +170,6 @@ def layer() -> Function:
                 "h",
                 edge("attention.k", "B T K E", "attention.key_projection_output", 40),
                 weights=("attention.k_proj.weight", None),
-                layout=linear,
             ),
             op(
                 "attention.v_proj",
@@ -161,7 +177,6 @@ def layer() -> Function:
                 "h",
                 edge("attention.v", "B T K E", "attention.value_projection_output", 41),
                 weights=("attention.v_proj.weight", None),
-                layout=linear,
             ),
             op(
                 "attention.rope",
@@ -199,12 +214,13 @@ def layer() -> Function:
                     ),
                 ),
                 state="attention.kv",
-                window=None,
+                lanes=["k", "v"],
             ),
             op(
                 "attention.sdpa",
                 "sdpa",
-                "attention.q.2 attention.keys attention.values - positions attention.key_positions",
+                "attention.q.2 attention.keys attention.values - - positions "
+                "attention.key_positions",
                 (
                     edge(
                         "attention.scores", "B H T S", "attention.attention_scores", 49, live=False
@@ -219,9 +235,7 @@ def layer() -> Function:
                     edge("attention.y", "B T H E", "attention.attention_context", 49),
                 ),
                 scale=6**-0.5,
-                softcap=None,
                 mask="causal",
-                window=None,
             ),
             op(
                 "attention.o_proj",
@@ -229,14 +243,12 @@ def layer() -> Function:
                 "attention.y",
                 edge("attention.return", "B T D", "attention.attention_output_projection", 50),
                 weights=("attention.o_proj.weight", None),
-                layout={"contract": 2},
             ),
             op(
                 "add",
                 "add",
                 "x attention.return",
                 edge("x.2", "B T D", "post_attention_residual", 81),
-                layout={"left": [0, 1, 2], "right": [0, 1, 2]},
             ),
             op(
                 "mlp_norm",
@@ -245,9 +257,6 @@ def layer() -> Function:
                 edge("h.2", "B T D", "mlp_norm_output", 82),
                 weights=("mlp_norm.weight",),
                 eps=1e-5,
-                offset=0,
-                groups=1,
-                layout={"axes": 1},
             ),
             op(
                 "mlp.gate_proj",
@@ -255,7 +264,6 @@ def layer() -> Function:
                 "h.2",
                 edge("mlp.gate", "B T F", "mlp.mlp_gate_projection", 60),
                 weights=("mlp.gate_proj.weight", None),
-                layout=linear,
             ),
             op(
                 "mlp.up_proj",
@@ -263,15 +271,13 @@ def layer() -> Function:
                 "h.2",
                 edge("mlp.up", "B T F", "mlp.mlp_up_projection", 61),
                 weights=("mlp.up_proj.weight", None),
-                layout=linear,
             ),
             op("mlp.silu", "silu", "mlp.gate", edge("mlp.h.1", "B T F", "edge/mlp/h/silu", 62)),
             op(
-                "mlp.mul",
-                "mul",
+                "mlp.multiply",
+                "multiply",
                 "mlp.h.1 mlp.up",
                 edge("mlp.h", "B T F", "mlp.mlp_gated_activation", 62),
-                layout={"left": [0, 1, 2], "right": [0, 1, 2]},
             ),
             op(
                 "mlp.down_proj",
@@ -279,14 +285,12 @@ def layer() -> Function:
                 "mlp.h",
                 edge("mlp.return", "B T D", "mlp.mlp_down_projection", 63),
                 weights=("mlp.down_proj.weight", None),
-                layout=linear,
             ),
             op(
                 "add.2",
                 "add",
                 "x.2 mlp.return",
                 edge("return", "B T D", "layer_output", 83),
-                layout={"left": [0, 1, 2], "right": [0, 1, 2]},
             ),
         ),
         results=("return",),
@@ -312,9 +316,6 @@ def head() -> Function:
                 edge("x.2", "B T D", "final_norm", 134),
                 weights=("final.weight",),
                 eps=1e-5,
-                offset=0,
-                groups=1,
-                layout={"axes": 1},
             ),
             op(
                 "head",
@@ -322,7 +323,6 @@ def head() -> Function:
                 "x.2",
                 edge("logits", "B T V", "logits", 135),
                 weights=("head.weight", None),
-                layout={"contract": 1},
             ),
         ),
         results=("logits",),
@@ -332,7 +332,7 @@ def head() -> Function:
 
 
 def program(phase: str) -> Program:
-    functions = (embed(), layer(), head())
+    functions = tuple(map(with_layouts, (embed(), layer(), head())))
     steps = [_step(functions[0], None, ("tokens",), ("x.0",))]
     for index in range(DIMS["L"]):
         results = (f"x.{index + 1}",)
@@ -362,8 +362,8 @@ def _step(
 
 
 def toy(capture: tuple[str, ...] = ()) -> BuildIR:
-    """Return the toy, without fusion groups and kernels."""
-    programs = (program("prefill"), program("decode"))
+    """Return the toy, without fusion groups and kernels; what is captured is live."""
+    programs = tuple(_keep(program(phase), capture) for phase in ("prefill", "decode"))
     return BuildIR(
         circuit="toy",
         version=1,
@@ -379,6 +379,20 @@ def toy(capture: tuple[str, ...] = ()) -> BuildIR:
         coverage=Coverage(used={}, ignored={}),
         givens=(),
     )
+
+
+def _keep(program: Program, capture: tuple[str, ...]) -> Program:
+    def keep(item: Edge) -> Edge:
+        return msgspec.structs.replace(item, live=item.live or is_captured(item, capture))
+
+    def keep_op(item: Op) -> Op:
+        return msgspec.structs.replace(item, results=tuple(map(keep, item.results)))
+
+    functions = tuple(
+        msgspec.structs.replace(item, ops=tuple(map(keep_op, item.ops)))
+        for item in program.functions
+    )
+    return msgspec.structs.replace(program, functions=functions)
 
 
 def _bindings(program: Program) -> list[WeightBinding]:
