@@ -1,0 +1,56 @@
+# Each target sets up all that it needs in .venv, says what it does, and reuses what is there.
+# Needed: Python 3.11 or newer, make, a C++ compiler (only to build the llama.cpp oracle, once).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help demo test check format golden docs wheel clean
+
+help:
+	@echo "make demo     SmolLM2-135M answers a prompt through generated code"
+	@echo "make test     the whole test suite"
+	@echo "make check    format, lint, types, import direction, generated code, docs"
+	@echo "make format   format the code"
+	@echo "make golden   rewrite the golden files and published schemas; read the diff"
+	@echo "make wheel    build the wheel and the sdist, and try the wheel from another folder"
+	@echo "make clean    remove what the targets made here; the user's cache stays"
+
+demo:
+	@$(PYTHON) tools/environment.py demo
+	@$(BIN)/python tools/demo.py
+
+test:
+	@$(PYTHON) tools/environment.py test
+	@echo "==> fetching the trained models that the tests read"
+	@$(BIN)/python tools/fetch_models.py
+	$(BIN)/python -m pytest -q --durations=15 -m "not nightly"
+
+check:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/cke build --check
+	$(BIN)/mkdocs build --strict --quiet --site-dir .venv/site
+
+format:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/cke build --all
+	$(BIN)/python -m pytest -q --update-golden tests -m "not nightly and not slow"
+
+docs:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/mkdocs serve
+
+wheel:
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tools/try_wheel.py
+
+clean:
+	rm -rf .venv build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
