@@ -6,46 +6,14 @@ be a number is stated: a zero-norm side has no cosine, a non-finite pair has no 
 
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cke.schemas.numerical_report import Metrics, Worst
+from cke.schemas.reading import stated
+
 BLOCK = 1 << 20
 Array = NDArray[np.generic]
-
-
-class Worst(msgspec.Struct, frozen=True, kw_only=True):
-    """The element with the largest error: its coordinate by named axis, and both values."""
-
-    coordinate: dict[str, int]
-    subject: float | str
-    oracle: float | str
-
-
-class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The evidence of one checkpoint; None where a number does not exist, with a reason.
-
-    `relative_rmse` is rmse over the oracle's RMS. `max_ulp` is the distance in units in the last
-    place of the coarser of the two dtypes, None when they differ.
-    """
-
-    total_elements: int
-    exact_elements: int
-    exact_ratio: float
-    byte_exact: bool
-    finite: bool
-    subject_nonfinite: int
-    oracle_nonfinite: int
-    mismatched_nonfinite: int
-    cosine: float | None
-    rmse: float | None
-    relative_rmse: float | None
-    mean_abs: float | None
-    max_abs: float | None
-    oracle_max_abs: float | None
-    max_ulp: int | None
-    worst: Worst | None
-    undefined: dict[str, str]
 
 
 class _Sums:
@@ -188,17 +156,9 @@ def _worst(subject: Array, oracle: Array, axes: tuple[str, ...], position: int) 
     coordinate = np.unravel_index(position, subject.shape)
     return Worst(
         coordinate={name: int(i) for name, i in zip(axes, coordinate, strict=True)},
-        subject=_number(float(subject[coordinate])),
-        oracle=_number(float(oracle[coordinate])),
+        subject=stated(float(subject[coordinate])),
+        oracle=stated(float(oracle[coordinate])),
     )
-
-
-def _number(value: float) -> float | str:
-    if np.isnan(value):
-        return "NaN"
-    if np.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _max_ulp(

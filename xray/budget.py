@@ -1,0 +1,43 @@
+"""Budgets: how far two correct computations of one checkpoint may be apart (XRAY-13).
+
+The rule `forward_error` is the usual first-order model of rounding (N. J. Higham, Accuracy and
+Stability of Numerical Algorithms, chapter 3, in its probabilistic form): a sum of n products errs
+by about sqrt(n) unit roundoffs, and independent errors of d operations add in quadrature.
+"""
+
+import math
+
+from cke.schemas.numerical_report import Gate
+
+UNIT_ROUNDOFF = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+}
+OPERATIONS_PER_LAYER = 16
+HEADROOM = 4.0
+PEAK = 16.0
+
+
+def forward_error(
+    dtypes: tuple[str, ...], reduction: int, depth: int, oracle_rms: float | None
+) -> Gate:
+    """Return the gate of a checkpoint.
+
+    `dtypes` are those in which the sides store values; the coarsest decides. `reduction` is the
+    longest sum up to here, `depth` the number of layers passed. Storage in a low precision rounds
+    every operation; wider accumulators leave the sums out of it.
+    """
+    roundoff = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in dtypes)
+    wide = roundoff >= UNIT_ROUNDOFF["fp16"]
+    per_operation = 1.0 if wide else 1.0 + math.sqrt(reduction) / 4
+    steps = math.sqrt(OPERATIONS_PER_LAYER * (depth + 1))
+    relative = HEADROOM * roundoff * per_operation * steps
+    return Gate(
+        rule="forward_error",
+        relative_rmse=relative,
+        max_abs=None if oracle_rms is None else PEAK * relative * oracle_rms,
+        reduction=reduction,
+        depth=depth,
+    )

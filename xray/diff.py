@@ -1,0 +1,276 @@
+"""Compare two traces checkpoint by checkpoint, in graph order, and mark the drift curve.
+
+Goal: the table that every diagnosis starts from. Non-goal: a diagnosis. One pair of tensors is
+open at a time, so memory does not grow with the traces.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.oracles.summary import digest
+from cke.runtime.trace_reader import TraceFolder
+from cke.schemas.numerical_report import (
+    Conservation,
+    Coverage,
+    Curve,
+    Gate,
+    Metrics,
+    Ranking,
+    Report,
+    Row,
+    RowStatus,
+    Verdict,
+)
+from cke.schemas.trace import Record
+from cke.xray.budget import forward_error
+from cke.xray.conservation import check_conservation
+from cke.xray.metrics import compare
+from cke.xray.validity import valid_elements
+
+JUMP = 3.0
+Key = tuple[int, str, str | None]
+Array = NDArray[np.generic]
+Pair = tuple[Record | None, Record | None]
+Progress = Callable[[int, int], None]
+
+
+def diff_traces(
+    subject: TraceFolder, oracle: TraceFolder, progress: Progress = lambda done, total: None
+) -> Report:
+    """Return the numerical report; both traces must hold the same tokens and schedule.
+
+    Metadata of every row is compared before the first tensor is opened.
+    """
+    pairs = _pairs(subject, oracle)
+    rows: list[Row] = []
+    for stop, pair in enumerate(pairs):
+        rows.append(_row(stop, pair, subject, oracle))
+        progress(stop + 1, len(pairs))
+    rankings = tuple(_rankings(subject, oracle))
+    flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
+    compared = [row for row in rows if row.metrics is not None]
+    verdict, status = _verdict(compared, rankings)
+    body = oracle.trace.body
+    return Report(
+        verdict=verdict,
+        status=status,
+        banner=_banner(compared, body.producer.name, subject),
+        backend=body.producer.name,
+        backend_version=body.producer.version,
+        subject=_identity(subject),
+        oracle=_identity(oracle),
+        coverage=_coverage(rows, subject, oracle),
+        rows=tuple(rows),
+        byte_exact_prefix=_prefix(compared),
+        first_non_exact=next((r.stop for r in compared if not _exact(r)), None),
+        first_over_gate=next((r.stop for r in compared if r.status in ("over", "nonfinite")), None),
+        curves=tuple(_curve(compared, metric) for metric in ("max_abs", "rmse")),
+        conservation=tuple(_conservation(subject, oracle)),
+        rankings=rankings,
+        first_flip=flip,
+    )
+
+
+def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
+    theirs = {_key(record): record for record in oracle.trace.body.records}
+    ordered = sorted(
+        subject.trace.body.records,
+        key=lambda r: (r.segment, r.order if r.order is not None else 0),
+    )
+    pairs: list[Pair] = [(record, theirs.pop(_key(record), None)) for record in ordered]
+    return pairs + [(None, record) for record in theirs.values()]
+
+
+def _key(record: Record) -> Key:
+    return record.segment, record.checkpoint_id, record.role
+
+
+def _row(stop: int, pair: Pair, subject: TraceFolder, oracle: TraceFolder) -> Row:
+    mine, theirs = pair
+    shown = mine or theirs
+    assert shown is not None, "a pair has a side"
+    status: RowStatus = "subject_only" if theirs is None else "oracle_only"
+    metrics: Metrics | None = None
+    gate: Gate | None = None
+    detail: str | None = None
+    if mine is not None and theirs is not None:
+        detail = layout_fault(mine, theirs)
+        status = "layout"
+        if detail is None:
+            metrics = measure(mine, theirs, subject, oracle)
+            gate = gate_of(mine, theirs, metrics)
+            status = status_of(metrics, gate)
+    return Row(
+        stop=stop,
+        checkpoint_id=shown.checkpoint_id,
+        role=shown.role,
+        layer=shown.layer,
+        segment=shown.segment,
+        phase=shown.phase,
+        status=status,
+        kernel_id=mine.kernel_id if mine else None,
+        contract_id=mine.numerical_contract_id if mine else None,
+        subject_dtype=mine.dtype if mine else None,
+        oracle_dtype=theirs.dtype if theirs else None,
+        derivation=theirs.derivation if theirs else None,
+        metrics=metrics,
+        gate=gate,
+        detail=detail,
+    )
+
+
+def layout_fault(mine: Record, theirs: Record) -> str | None:
+    """Return why no permutation of named axes reconciles the two records, or None."""
+    if sorted(mine.axes) != sorted(theirs.axes):
+        return f"axes {list(mine.axes)} and {list(theirs.axes)}"
+    theirs_sizes = dict(zip(theirs.axes, theirs.shape, strict=True))
+    sizes = tuple(theirs_sizes[name] for name in mine.axes)
+    if sizes != mine.shape:
+        return f"shape {list(mine.shape)} and {list(sizes)} over {list(mine.axes)}"
+    return None
+
+
+def measure(mine: Record, theirs: Record, subject: TraceFolder, oracle: TraceFolder) -> Metrics:
+    """Return the metrics of two records; the oracle's axes are put in the subject's order."""
+    left = subject.array(mine, digest)
+    right = oracle.array(theirs, digest)
+    if theirs.axes != mine.axes:
+        right = right.transpose([theirs.axes.index(name) for name in mine.axes])
+    segment = subject.trace.body.segments[mine.segment]
+    return compare(left, np.ascontiguousarray(right), mine.axes, valid_elements(mine, segment))
+
+
+def gate_of(mine: Record, theirs: Record, metrics: Metrics) -> Gate:
+    """Return the budget of a row from dtypes, reduction length and depth."""
+    longest = max(mine.shape, default=1)
+    rms = None
+    if metrics.rmse is not None and metrics.relative_rmse:
+        rms = metrics.rmse / metrics.relative_rmse
+    depth = 0 if mine.layer is None else mine.layer + 1
+    return forward_error((mine.dtype, theirs.dtype), longest, depth, rms)
+
+
+def status_of(metrics: Metrics, gate: Gate) -> RowStatus:
+    """Return the status of a measured row."""
+    if metrics.mismatched_nonfinite:
+        return "nonfinite"
+    if metrics.exact_elements == metrics.total_elements:
+        return "exact"
+    relative = metrics.relative_rmse
+    if relative is None:
+        return "over" if metrics.max_abs else "exact"
+    over = relative > gate.relative_rmse
+    if gate.max_abs is not None and metrics.max_abs is not None:
+        over = over or metrics.max_abs > gate.max_abs
+    return "over" if over else "within"
+
+
+def _exact(row: Row) -> bool:
+    return row.metrics is not None and row.metrics.byte_exact
+
+
+def _prefix(rows: list[Row]) -> int:
+    length = 0
+    for row in rows:
+        if not _exact(row):
+            break
+        length += 1
+    return length
+
+
+def _curve(rows: list[Row], metric: str) -> Curve:
+    jumps: list[int] = []
+    breaks: list[int] = []
+    before: float | None = None
+    for row in rows:
+        value: float | None = getattr(row.metrics, metric)
+        if value is None:
+            continue
+        if before is not None and before > 0 and value > JUMP * before:
+            jumps.append(row.stop)
+        if before is not None and value < before:
+            breaks.append(row.stop)
+        before = value
+    return Curve(metric=metric, jumps=tuple(jumps), monotonicity_breaks=tuple(breaks))
+
+
+def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
+    theirs = {_key(r): r for r in oracle.trace.body.records if r.checkpoint_id == "logits"}
+    for record in subject.trace.body.records:
+        other = theirs.get(_key(record))
+        if record.checkpoint_id != "logits" or other is None or record.shape != other.shape:
+            continue
+        left = np.asarray(subject.array(record, digest), np.float64).argmax(-1)
+        right = np.asarray(oracle.array(other, digest), np.float64).argmax(-1)
+        segment = subject.trace.body.segments[record.segment]
+        valid = np.array(segment.positions) >= 0
+        flips = tuple((int(b), int(t)) for b, t in np.argwhere((left != right) & valid))
+        yield Ranking(
+            check="mixed_prefill" if record.phase == "prefill" else "teacher_forced",
+            segment=record.segment,
+            positions=int(valid.sum()),
+            agreeing=int(valid.sum()) - len(flips),
+            flips=flips,
+        )
+
+
+def _verdict(rows: list[Row], rankings: tuple[Ranking, ...]) -> tuple[Verdict | None, Any]:
+    status = "complete" if rows and rankings else "incomplete"
+    if any(ranking.flips for ranking in rankings):
+        return "behavioral_divergence", status
+    if status == "incomplete":
+        return None, status
+    over = any(row.status in ("over", "nonfinite") for row in rows)
+    return ("cosmetic_drift" if over else "pass_within_gate"), status
+
+
+def _banner(rows: list[Row], backend: str, subject: TraceFolder) -> str:
+    within = sum(row.status in ("exact", "within") for row in rows)
+    dtype = subject.trace.body.producer.dtype.upper().replace("F32", "FP32")
+    tokens = subject.trace.body.identity.tokens_sha256[:8]
+    threads = subject.trace.body.threads
+    plural = "thread" if threads == 1 else "threads"
+    name = {"pytorch": "PyTorch", "llamacpp": "llama.cpp"}.get(backend, backend)
+    return (
+        f"{within}/{len(rows)} edges within gate — {dtype} · {name} · fixture {tokens} · "
+        f"{threads} {plural}"
+    )
+
+
+def _identity(side: TraceFolder) -> dict[str, Any]:
+    body = side.trace.body
+    return {
+        "trace_sha256": side.trace.body_sha256,
+        "producer": body.producer.name,
+        "version": body.producer.version,
+        "dtype": body.producer.dtype,
+        "family": body.identity.family,
+        "circuit": body.identity.circuit,
+        "tokens_sha256": body.identity.tokens_sha256,
+        "threads": body.threads,
+        "neutrality": body.neutrality.status,
+    }
+
+
+def _coverage(rows: list[Row], subject: TraceFolder, oracle: TraceFolder) -> Coverage:
+    compared = {(r.segment, r.checkpoint_id, r.role) for r in rows if r.metrics is not None}
+    missing = dict.fromkeys(
+        row.checkpoint_id for row in rows if row.status in ("subject_only", "layout")
+    )
+    return Coverage(
+        compared=len(compared),
+        subject_captured=len(subject.trace.body.records),
+        oracle_captured=len(oracle.trace.body.records),
+        edges_total=subject.trace.body.edges_total,
+        not_compared=tuple(missing),
+    )
+
+
+def _conservation(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Conservation]:
+    for name, side in (("subject", subject), ("oracle", oracle)):
+        for item in check_conservation(side):
+            yield msgspec.structs.replace(item, side=name)
