@@ -6,7 +6,7 @@ import msgspec
 import rfc8785
 
 from cke.codegen.checkpoints import call_checkpoints
-from cke.codegen.pipeline import Levels
+from cke.codegen.levels import Levels
 from cke.schemas.manifest import SCHEMA, VERSION, Manifest
 
 

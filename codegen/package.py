@@ -1,12 +1,12 @@
-"""A generated package: its modules and manifest in memory, and on disk all or nothing."""
+"""A generated package: its files in memory, on disk all or nothing, and the diff of two."""
 
 import difflib
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
+
+from cke.errors import CkeError, Diagnostic, Note
+from cke.errors.files import folder_atomically
 
 MANIFEST = "manifest.json"
 
@@ -19,32 +19,21 @@ class Package(msgspec.Struct, frozen=True):
 
 
 def write_package(package: Package, folder: Path) -> None:
-    """Write the package as `folder`, replacing what stands there; never leave half of one.
+    """Write the package as `folder`, replacing the one that stands there; never leave half of one.
 
-    The files go to a new folder beside it, which takes the name in one rename. A folder that is
-    replaced is moved away first and removed last.
+    A folder that holds something else is an error.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        fresh = temporary / "new"
-        fresh.mkdir()
+    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
+        raise _not_a_package(folder)
+    with folder_atomically(folder) as fresh:
         for name, content in package.files.items():
-            _write(fresh / name, content)
-        if folder.exists():
-            folder.rename(temporary / "old")
-        fresh.rename(folder)
-    finally:
-        if not folder.exists() and (temporary / "old").exists():
-            (temporary / "old").rename(folder)
-        shutil.rmtree(temporary, ignore_errors=True)
+            (fresh / name).write_bytes(content)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _not_a_package(folder: Path) -> CkeError:
+    note = Note("give `-o` a new folder, or one that `cke build` made", label="help")
+    message = f"expected a generated package or an empty folder, got one without `{MANIFEST}`"
+    return CkeError(Diagnostic(code="CKE571", file=str(folder), message=message, notes=(note,)))
 
 
 def read_package(name: str, folder: Path) -> Package:
@@ -55,23 +44,22 @@ def read_package(name: str, folder: Path) -> Package:
 
 def package_diff(old: Package, new: Package) -> str:
     """Return a unified diff of two packages, empty when they are equal."""
-    parts = []
+    lines = []
     for name in sorted({*old.files, *new.files}):
         before, after = old.files.get(name, b""), new.files.get(name, b"")
         if before != after:
-            parts.extend(_file_diff(f"{new.name}/{name}", before, after))
-    return "\n".join(parts)
+            lines += difflib.unified_diff(
+                _readable(name, before),
+                _readable(name, after),
+                f"a/{new.name}/{name}",
+                f"b/{new.name}/{name}",
+                lineterm="",
+            )
+    return "\n".join(lines)
 
 
-def _file_diff(name: str, before: bytes, after: bytes) -> list[str]:
-    if name.endswith(MANIFEST):
-        return [f"--- a/{name}", f"+++ b/{name}", "manifests differ"]
-    return list(
-        difflib.unified_diff(
-            before.decode().splitlines(),
-            after.decode().splitlines(),
-            f"a/{name}",
-            f"b/{name}",
-            lineterm="",
-        )
-    )
+def _readable(name: str, content: bytes) -> list[str]:
+    """Return the lines of a file; a manifest is indented, so that a diff shows what changed."""
+    if name == MANIFEST and content:
+        content = msgspec.json.format(content, indent=1)
+    return content.decode().splitlines()

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from cke.codegen.build_ir import BuildIR
+from cke.codegen.levels import Levels
 from cke.codegen.lowered_ir import LoweredIR
 from cke.codegen.passes.choose_fusion_groups import choose_fusion_groups
 from cke.codegen.passes.lower_build_to_graph import lower_build_to_graph
@@ -28,15 +27,6 @@ PIPELINE: tuple[Pass, ...] = (
     (lower_graph_to_lowered, verify_lowered),
     (lower_lowered_to_call, verify_call),
 )
-
-
-class Levels(msgspec.Struct, frozen=True):
-    """A circuit at every level; `build` has its kernels resolved."""
-
-    build: BuildIR
-    graph: GraphIR
-    lowered: LoweredIR
-    calls: CallIR
 
 
 def lower(ir: BuildIR) -> Levels:

@@ -411,7 +411,7 @@ def _bindings(program: Program) -> list[WeightBinding]:
     ]
 
 
-def replace_layer_op(ir: BuildIR, id: str, **changes: object) -> BuildIR:
+def replace_layer_op(ir: BuildIR, op_id: str, /, **changes: object) -> BuildIR:
     """Return the toy with one op of its layer changed, in every phase."""
     programs = []
     for item in ir.programs:
@@ -419,7 +419,7 @@ def replace_layer_op(ir: BuildIR, id: str, **changes: object) -> BuildIR:
             msgspec.structs.replace(
                 function,
                 ops=tuple(
-                    msgspec.structs.replace(each, **changes) if each.id == id else each
+                    msgspec.structs.replace(each, **changes) if each.id == op_id else each
                     for each in function.ops
                 ),
             )
