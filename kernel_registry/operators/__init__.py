@@ -85,7 +85,11 @@ SPELLINGS: dict[str, dict[str, str]] = {
 def kernel_arguments(
     operator: Operator, attributes: Mapping[str, Value], layout: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """The keyword arguments of a kernel or reference: layout, and attributes but axis names."""
-    axes = {a.name for a in operator.attributes if a.kind in ("axis", "axes")}
-    own = {name: value for name, value in attributes.items() if name not in axes}
+    """The keyword arguments of a kernel or reference: layout, and what it needs of attributes.
+
+    Axis names stay out, and so do attributes that say which weights there are (`bias: true`).
+    """
+    dropped = {a.name for a in operator.attributes if a.kind in ("axis", "axes")}
+    dropped |= {weight.name for weight in operator.weights}
+    own = {name: value for name, value in attributes.items() if name not in dropped}
     return {**own, **layout}
