@@ -26,4 +26,5 @@ VERBS: dict[str, Verb] = {
     "schema": Verb(
         "Environment", "cke.cli.schema:schema", "Print the JSON Schema of an on-disk format."
     ),
+    "packet": Verb("Evidence", "cke.cli.packet:app", "Analyse, export and show attention packets."),
 }

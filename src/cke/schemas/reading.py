@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-import rfc8785
 
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 
@@ -118,6 +117,8 @@ def convert(value: Any, kind: type[T], path: Path) -> T:
 
 def canonical_json(value: Any) -> bytes:
     """Return RFC 8785 bytes of a struct or plain value, for hashing; floats must be finite."""
+    import rfc8785  # the attention packet analyzer reads with NumPy and msgspec alone
+
     return rfc8785.dumps(msgspec.to_builtins(value))
 
 

@@ -1,0 +1,61 @@
+"""`cke packet`: analyse one attention packet, export one from a model, show one.
+
+The exit codes of `analyze` are the packet format's own: 0 when the selection is supported, 2 when
+it is not or the packet is refused. No code depends on the size of an error.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from cke.cli.output import Format, Output, deliver, progress
+
+app = App(name="packet", help="Analyse, export and show attention packets.")
+
+NewReport = Annotated[
+    Path, Parameter(name=("--output", "-o"), help="The report; it must not exist yet.")
+]
+Mirror = Annotated[
+    Path | None, Parameter(help="mirror.json of an independently captured incoming-KV mirror.")
+]
+
+
+@app.command
+def analyze(packet_json: Path, /, *, output: NewReport, mirror: Mirror = None) -> int:
+    """Compare the captured output with an independent FP32 reference; write the report.
+
+    Parameters
+    ----------
+    packet_json
+        The packet's `packet.json`.
+    """
+    from cke.attention_packet.__main__ import analyze_to_file
+
+    return analyze_to_file(packet_json, output, mirror)
+
+
+@app.command
+def show(
+    packet_json: Path, /, *, mirror: Mirror = None, format: Format = "human", output: Output = None
+) -> int:
+    """Show geometry, identity and the error of every head; Markdown draws a heat map.
+
+    Parameters
+    ----------
+    packet_json
+        The packet's `packet.json`.
+    """
+    from cke.attention_packet.analyze import analyze as analyze_packet
+    from cke.attention_packet.markdown import render_markdown, render_text
+    from cke.attention_packet.report import encode_report
+
+    progress(f"analysing {packet_json}")
+    outcome = analyze_packet(packet_json, mirror)
+    renderers = {
+        "human": lambda: render_text(outcome.analysis),
+        "json": lambda: encode_report(outcome.analysis).decode(),
+        "markdown": lambda: render_markdown(outcome.analysis),
+    }
+    deliver(format, output, renderers)
+    return outcome.exit_code
