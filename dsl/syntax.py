@@ -439,7 +439,7 @@ class Rebind(Node, frozen=True):
 
 
 class Ignore(Node, frozen=True):
-    """Config keys that are known and not read."""
+    """Config keys that are known and not read; a nested or GGUF key is a path."""
 
     names: tuple[Identifier, ...]
 

@@ -178,7 +178,7 @@ def _rebind(span: Span, c: Children) -> s.Rebind:
 
 
 def _ignore(span: Span, c: Children) -> s.Ignore:
-    return s.Ignore(names=c[0], span=span)
+    return s.Ignore(names=tuple(c), span=span)
 
 
 def _require(span: Span, c: Children) -> s.Require:

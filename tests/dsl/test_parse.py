@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+
 from cke.dsl import syntax, tables
 from cke.dsl.parse import SyntaxErrors, parse
 
