@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct answers a prompt through generated code, with a picture of what happened."""
+"""SmolLM2-135M-Instruct answers a prompt through generated code, with a picture of what ran."""
 
 import subprocess
 import sys

@@ -39,7 +39,7 @@ def _measure(folder: Path) -> Area:
 
 
 @app.command(name="list")
-def list_(format: Format = "human", output: Output = None) -> None:
+def list_(*, format: Format = "human", output: Output = None) -> None:
     """List the areas of the cache with the number of files and their size."""
     found = areas()
     deliver(
@@ -53,7 +53,7 @@ def list_(format: Format = "human", output: Output = None) -> None:
 
 
 @app.command
-def size(format: Format = "human", output: Output = None) -> None:
+def size(*, format: Format = "human", output: Output = None) -> None:
     """Print the size of the whole cache."""
     total = sum(area.size for area in areas())
     deliver(

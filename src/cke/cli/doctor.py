@@ -64,7 +64,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return self.cache_writable and not needed
 
 
-def doctor(format: Format = "human", output: Output = None) -> int:
+def doctor(*, format: Format = "human", output: Output = None) -> int:
     """Show the environment: versions, processor, caches, and what is missing.
 
     Exits with 0 when a model can run here, with 3 when a package that running needs is missing.

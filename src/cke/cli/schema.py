@@ -6,7 +6,7 @@ from cke.cli.output import Output, deliver
 from cke.errors import CkeError, Diagnostic, Note
 
 
-def schema(name: str | None = None, /, output: Output = None) -> None:
+def schema(name: str | None = None, /, *, output: Output = None) -> None:
     """Print the JSON Schema of an on-disk format, or list the formats.
 
     Parameters

@@ -1,0 +1,100 @@
+"""Write the pages of the reference that are made from tables; a test compares them.
+
+python tools/generate_reference.py [FOLDER]
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cke.cli import build_app
+from cke.errors.catalogue import catalogue
+from cke.kernel_registry.operators import OPERATORS
+from cke.kernel_registry.operators.base import Attribute, Operand, Operator
+
+NOTE = "<!-- made by tools/generate_reference.py; do not edit -->\n\n"
+
+
+def cli_page() -> str:
+    """Every command with its arguments and flags, from the application itself."""
+    arguments, sys.argv = sys.argv, ["cke"]
+    try:
+        text = build_app().generate_docs(output_format="markdown")
+    finally:
+        sys.argv = arguments
+    text = re.sub(r" \*\[env: [A-Z_]+\]\*", "", text)
+    text = text.replace("# cke\n", "# Command line\n", 1)
+    text = re.sub(r"## Table of Contents\n.*?(?=\n\*\*)", "", text, flags=re.DOTALL)
+    head = "How a flag is set by a variable or a file: [settings](settings.md).\n\n"
+    return text.replace("```console\ncke COMMAND\n```\n\n", head, 1).rstrip() + "\n"
+
+
+def errors_page() -> str:
+    """Every diagnostic code with its meaning and fix."""
+    lines = ["# Diagnostic codes", "", "`cke explain CODE` prints the same.", ""]
+    for code, page in catalogue().items():
+        lines += [f"## {code}", "", f"**{page.title}**", "", page.explanation.strip(), ""]
+        lines += [f"*Fix:* {page.fix.strip()}", ""]
+        if isinstance(page.example, str) and "\n" in page.example:
+            lines += ["```text", page.example.rstrip(), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def operators_page() -> str:
+    """The operator table."""
+    lines = [
+        "# Operators",
+        "",
+        "The closed vocabulary: an op of a program is a row of this table. Each has a float64",
+        "definition in `kernel_registry/references`. An alternative in bold is the default.",
+        "",
+    ]
+    for name in sorted(OPERATORS):
+        lines += _operator(OPERATORS[name])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _operator(operator: Operator) -> list[str]:
+    lines = [f"## {operator.name}", "", operator.summary, ""]
+    rows = [
+        ("inputs", _operands(operator.inputs)),
+        ("weights", _operands(operator.weights)),
+        ("results", _operands(operator.results)),
+        ("state", f"`{operator.state}`" if operator.state else ""),
+        ("attributes", "; ".join(map(_attribute, operator.attributes))),
+    ]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {text} |" for name, text in rows if text]
+    return [*lines, ""]
+
+
+def _operands(operands: tuple[Operand, ...]) -> str:
+    return ", ".join(f"`{item.name}`" + ("?" if item.absent else "") for item in operands)
+
+
+def _attribute(attribute: Attribute) -> str:
+    alternatives = " \\| ".join(
+        f"**{value}**" if value == attribute.default else str(value)
+        for value in attribute.alternatives
+    )
+    return f"`{attribute.name}` {alternatives or attribute.kind}"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "errors.md": errors_page,
+    "operators.md": operators_page,
+}
+
+
+def main() -> None:
+    """Write every page into the folder."""
+    default = Path(__file__).resolve().parent.parent / "docs" / "reference"
+    folder = Path(sys.argv[1]) if sys.argv[1:] else default
+    for name, page in PAGES.items():
+        folder.joinpath(name).write_text(NOTE + page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
