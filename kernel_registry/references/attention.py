@@ -61,9 +61,6 @@ def sdpa(
     seen = visible(valid, positions, key_positions, mask, window)
     probabilities = _softmax(scores, None if seen is None else seen[:, None], sinks)
     values = v.transpose(0, 2, 1, 3)[:, at]
-    if seen is not None:
-        read = np.any(seen, axis=1)
-        values = np.where(read[:, None, :, None], values, 0.0)
     return scores, probabilities, (probabilities @ values).transpose(0, 2, 1, 3)
 
 

@@ -23,9 +23,10 @@ def _llama3(frequencies: F64, scaling: Mapping[str, Any]) -> F64:
     smooth = (original / waves - low) / (high - low)
     slowed = frequencies / scaling["factor"]
     between = (1 - smooth) * slowed + smooth * frequencies
-    return np.where(
+    chosen: F64 = np.where(
         waves < original / high, frequencies, np.where(waves > original / low, slowed, between)
     )
+    return chosen
 
 
 def _yarn(frequencies: F64, base: float, width: int, scaling: Mapping[str, Any]) -> F64:
@@ -41,7 +42,8 @@ def _yarn(frequencies: F64, base: float, width: int, scaling: Mapping[str, Any])
     low, high = max(low, 0), min(high, width - 1)
     high = high + 0.001 if low == high else high
     ramp = np.clip((np.arange(width // 2, dtype=np.float64) - low) / (high - low), 0, 1)
-    return frequencies / scaling["factor"] * ramp + frequencies * (1 - ramp)
+    mixed: F64 = frequencies / scaling["factor"] * ramp + frequencies * (1 - ramp)
+    return mixed
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:
