@@ -58,7 +58,8 @@ def example_problem(page: Code, code: str, repository: Path) -> str | None:
     match page.example:
         case {"test": str(target), **rest} if not rest:
             path, _, name = target.partition("::")
-            text = repository.joinpath(path).read_text(encoding="utf-8")
+            file = repository / path
+            text = file.read_text(encoding="utf-8") if file.is_file() else ""
             found = re.search(rf"def {re.escape(name.split('[')[0])}\b", text)
             return None if found and code in text else f"{target} does not show {code}"
         case str(text) if "\n" not in text and repository.joinpath(text).is_file():
