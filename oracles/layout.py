@@ -3,9 +3,6 @@
 import hashlib
 import json
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cke.errors import CkeError, Diagnostic
 from cke.runtime.schedule import CaptureRequest
 
@@ -54,19 +51,3 @@ def _groups(axes: str) -> list[list[str]]:
         else:
             groups.append([word])
     return groups
-
-
-def valid_keys(
-    array: NDArray[np.generic], axes: tuple[str, ...], mask: NDArray[np.bool_]
-) -> NDArray[np.generic]:
-    """Return the array with the keys of each row moved to the front of S, padding dropped.
-
-    `mask` is bool[B, S]. S becomes the largest count; rows with fewer keys end in zeros.
-    """
-    count = int(mask.sum(axis=1).max())
-    at = axes.index("S")
-    moved = np.moveaxis(array, at, 1)
-    result = np.zeros((moved.shape[0], count, *moved.shape[2:]), array.dtype)
-    for row, valid in enumerate(mask):
-        result[row, : valid.sum()] = moved[row, valid]
-    return np.ascontiguousarray(np.moveaxis(result, 1, at))

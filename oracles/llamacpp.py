@@ -20,6 +20,7 @@ from cke.oracles.base import Array, Sink
 from cke.oracles.ggml import name_and_op, op_float, read_tensor
 from cke.oracles.layout import tokens_sha256, unpack_axes
 from cke.oracles.points import GraphPoint, graph_table
+from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.oracles.summary import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
@@ -64,22 +65,21 @@ class LlamaCppOracle:
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with the callback, and again without: the logits must be equal."""
         segments = plan_segments(request)
-        plain = [self._row(segments, row, request, None) for row in range(len(request.tokens))]
-        captured = [[] for _ in segments]  # type: list[list[Captures]]
-        outputs = []
+        equal, outputs, sinks = True, 0, []
         for row in range(len(request.tokens)):
-            recorders = [_Recorder(self, request, segment, row) for segment in segments]
-            outputs.append(self._row(segments, row, request, recorders))
-            for index, recorder in enumerate(recorders):
-                captured[index].append(recorder.captures)
-        for segment, rows in zip(segments, captured, strict=True):
-            _emit(segment, rows, sink)
-        equal = all(
-            np.array_equal(a, b, equal_nan=True)
-            for before, after in zip(plain, outputs, strict=True)
-            for a, b in zip(before, after, strict=True)
-        )
-        return self._body(request, equal, sum(map(len, outputs)))
+            run = [item for s in segments if (item := row_segment(s, row)) is not None]
+            plain = self._row(run, None)
+            recorders = [_Recorder(self, request, segment) for segment in run]
+            target = RowSink()
+            for before, after, recorder in zip(
+                plain, self._row(run, recorders), recorders, strict=True
+            ):
+                equal = equal and np.array_equal(before, after, equal_nan=True)
+                outputs += 1
+                recorder.emit(target)
+            sinks.append(target)
+        emit_rows(segments, sinks, sink)
+        return self._body(request, equal, outputs)
 
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield the file's tensors dequantised, under their GGUF names."""
@@ -87,38 +87,34 @@ class LlamaCppOracle:
             yield tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type)
 
     def logits(self, request: CaptureRequest) -> list[list[Array]]:
-        """Return, for every row, f32[T, V] of every segment."""
+        """Return, for every row, f32[T, V] of every segment that has a token of it."""
         segments = plan_segments(request)
-        return [self._row(segments, row, request, None) for row in range(len(request.tokens))]
+        return [
+            self._row([item for s in segments if (item := row_segment(s, row)) is not None], None)
+            for row in range(len(request.tokens))
+        ]
 
-    def _row(
-        self,
-        segments: tuple[Segment, ...],
-        row: int,
-        request: CaptureRequest,
-        recorders: "list[_Recorder] | None",
-    ) -> list[Array]:
+    def _row(self, run: list[Segment], recorders: "list[_Recorder] | None") -> list[Array]:
         current: list[_Recorder] = []
 
         def callback(tensor: int, ask: bool, _: Any) -> bool:
             return current[0].wants(tensor) if ask else current[0].seen(tensor)
 
         held = CALLBACK(callback)
-        context = self._context(segments, held if recorders else None)
+        context = self._context(run, held if recorders else None)
         outputs: list[Array] = []
         try:
-            for index, segment in enumerate(segments):
+            for index, segment in enumerate(run):
                 if recorders:
                     current[:] = [recorders[index]]
-                outputs.append(self._decode(context, segment, row))
+                outputs.append(self._decode(context, segment))
                 if recorders:
-                    before = recorders[index - 1].captures if index else {}
-                    recorders[index].finish(outputs[-1], before)
+                    recorders[index].finish(outputs[-1])
         finally:
             llama_cpp.llama_free(context)
         return outputs
 
-    def _context(self, segments: tuple[Segment, ...], callback: Any) -> Any:
+    def _context(self, segments: list[Segment], callback: Any) -> Any:
         settings = llama_cpp.llama_context_default_params()
         total = sum(len(segment.tokens[0]) for segment in segments)
         settings.n_ctx = max(64, total)
@@ -135,18 +131,11 @@ class LlamaCppOracle:
         assert context, "llama.cpp gives no context for a model that it loaded"
         return context
 
-    def _decode(self, context: Any, segment: Segment, row: int) -> Array:
-        valid = [
-            (token, position)
-            for token, position in zip(segment.tokens[row], segment.positions[row], strict=True)
-            if position >= 0
-        ]
-        size = self.dims["V"]
-        if not valid:
-            return np.zeros((0, size), np.float32)
-        batch = llama_cpp.llama_batch_init(len(valid), 0, 1)
-        batch.n_tokens = len(valid)
-        for i, (token, position) in enumerate(valid):
+    def _decode(self, context: Any, segment: Segment) -> Array:
+        tokens, positions = segment.tokens[0], segment.positions[0]
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, (token, position) in enumerate(zip(tokens, positions, strict=True)):
             batch.token[i], batch.pos[i] = token, position
             batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
         status = llama_cpp.llama_decode(context, batch)
@@ -156,7 +145,7 @@ class LlamaCppOracle:
                 Diagnostic(code="CKE715", message=f"llama.cpp decodes with status {status}")
             )
         pointer = llama_cpp.llama_get_logits(context)
-        return np.ctypeslib.as_array(pointer, (len(valid), size)).copy()
+        return np.ctypeslib.as_array(pointer, (len(tokens), self.dims["V"])).copy()
 
     def _dims(self) -> dict[str, int]:
         heads = llama_cpp.llama_model_n_head(self.model)
@@ -228,13 +217,12 @@ class LlamaCppOracle:
 class _Recorder:
     """Graph tensors of one forward of one row, by checkpoint; the last of a name wins."""
 
-    def __init__(
-        self, oracle: LlamaCppOracle, request: CaptureRequest, segment: Segment, row: int
-    ) -> None:
+    def __init__(self, oracle: LlamaCppOracle, request: CaptureRequest, segment: Segment) -> None:
         self.table = graph_table()
         self.request = request
-        self.width = sum(position >= 0 for position in segment.positions[row])
-        self.valid = segment.cache_token_count[row]
+        self.segment = segment
+        self.width = len(segment.tokens[0])
+        self.valid = segment.cache_token_count[0]
         self.layers = oracle.dims["L"]
         self.pairs = oracle.architecture in ROPE_PAIR_ARCHITECTURES
         self.sizes = {**oracle.dims, "T": self.width}
@@ -264,16 +252,27 @@ class _Recorder:
         self._keep(tensor, point, layer)
         return True
 
-    def finish(self, logits: Array, before: Captures) -> None:
-        """Complete what is known only at the end: layer inputs, chosen experts, kv appends.
+    def emit(self, sink: RowSink) -> None:
+        """Give the captures of this forward to the row's sink."""
+        for order, (key, (array, axes, derivation)) in enumerate(self.captures.items()):
+            name, layer, role = key
+            if not self.request.wants(name, layer):
+                continue
+            record = record_of(
+                array[None],
+                name=name,
+                layer=layer,
+                phase=self.segment.phase,
+                segment=self.segment.index,
+                axes=("B", *axes),
+                role=role,
+                derivation=derivation,
+                order=order,
+            )
+            sink.add(record, array[None])
 
-        A row without tokens in this segment keeps the cache of the segment `before`.
-        """
-        if self.width == 0:
-            self.captures = {
-                key: kept for key, kept in before.items() if (key[2] or "").startswith("valid_")
-            }
-            return
+    def finish(self, logits: Array) -> None:
+        """Complete what is known only at the end: layer inputs, chosen experts, kv appends."""
         for layer in range(self.layers):
             above = ("embedding", None, None) if layer == 0 else ("layer_output", layer - 1, None)
             if above in self.captures:
@@ -350,41 +349,3 @@ def _squeezed(array: Array, axes: str) -> Array:
 
 def _unpaired(array: Array) -> Array:
     return np.ascontiguousarray(np.concatenate([array[..., 0::2], array[..., 1::2]], axis=-1))
-
-
-def _emit(segment: Segment, rows: list[Captures], sink: Sink) -> None:
-    for order, key in enumerate(rows[max(range(len(rows)), key=lambda i: len(rows[i]))]):
-        name, layer, role = key
-        parts = [row.get(key) for row in rows]
-        first = next(part for part in parts if part is not None)
-        arrays = [np.zeros((0,)) if part is None else part[0] for part in parts]
-        array = _stacked(segment, arrays, first[0], first[1])
-        sink.add(
-            record_of(
-                array,
-                name=name,
-                layer=layer,
-                phase=segment.phase,
-                segment=segment.index,
-                axes=_with_batch(first[1]),
-                role=role,
-                derivation=first[2],
-                order=order,
-            ),
-            array,
-        )
-
-
-def _with_batch(axes: tuple[str, ...]) -> tuple[str, ...]:
-    return ("B", *axes)
-
-
-def _stacked(segment: Segment, arrays: list[Array], like: Array, axes: tuple[str, ...]) -> Array:
-    sizes = {"T": len(segment.tokens[0]), "S": max(segment.cache_token_count)}
-    shape = tuple(sizes.get(name, size) for name, size in zip(axes, like.shape, strict=True))
-    result = np.zeros((len(arrays), *shape), like.dtype)
-    for row, array in enumerate(arrays):
-        if array.ndim == like.ndim:
-            where: Any = (row, *(slice(0, size) for size in array.shape))
-            result[where] = array
-    return result

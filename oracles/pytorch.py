@@ -17,8 +17,9 @@ import transformers
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
-from cke.oracles.layout import tokens_sha256, unpack_axes, valid_keys
+from cke.oracles.layout import tokens_sha256, unpack_axes
 from cke.oracles.points import ModulePoint, Table, table_for
+from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.oracles.summary import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.schemas.trace import (
@@ -51,19 +52,40 @@ class PyTorchOracle:
 
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with hooks, and again without: the outputs must be equal in bits."""
-        plain = [logits for _, logits in self._forwards(request)]
-        recorder = _Recorder(self.table, self.dims, request, sink)
-        with recorder.attached(self.model):
-            outputs: list[torch.Tensor] = []
-            for segment, logits in self._forwards(request, recorder.begin):
-                recorder.outputs(segment, logits)
-                outputs.append(logits)
-        equal = all(torch.equal(a, b) for a, b in zip(plain, outputs, strict=True))
-        return self._body(request, equal, len(outputs))
+        segments = plan_segments(request)
+        runs = self._runs(segments)
+        sinks = [RowSink() for _ in runs] if len(runs) > 1 else [sink]
+        equal, outputs = True, 0
+        for run, target in zip(runs, sinks, strict=True):
+            plain = [logits for _, logits in self._forwards(run)]
+            recorder = _Recorder(self.table, self.dims, request, target)
+            with recorder.attached(self.model):
+                for before, (segment, logits) in zip(
+                    plain, self._forwards(run, recorder.begin), strict=True
+                ):
+                    recorder.outputs(segment, logits)
+                    equal = equal and torch.equal(before, logits)
+                    outputs += 1
+        if len(runs) > 1:
+            emit_rows(segments, [item for item in sinks if isinstance(item, RowSink)], sink)
+        return self._body(request, equal, outputs)
 
-    def logits(self, request: CaptureRequest) -> list[Array]:
-        """Return f32[B, T, V] of every segment, without any hook."""
-        return [_to_numpy(logits.float()) for _, logits in self._forwards(request)]
+    def _runs(self, segments: tuple[Segment, ...]) -> list[list[Segment]]:
+        """Return the forwards of each run: all rows at once, or one row after the other."""
+        padded = any(position < 0 for s in segments for row in s.positions for position in row)
+        if not padded:
+            return [list(segments)]
+        rows = range(len(segments[0].tokens))
+        return [
+            [item for s in segments if (item := row_segment(s, row)) is not None] for row in rows
+        ]
+
+    def logits(self, request: CaptureRequest) -> list[list[Array]]:
+        """Return f32[B, T, V] of every segment of every run, without any hook."""
+        return [
+            [_to_numpy(logits.float()) for _, logits in self._forwards(run)]
+            for run in self._runs(plan_segments(request))
+        ]
 
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield the loaded parameters under their transformers names."""
@@ -71,21 +93,16 @@ class PyTorchOracle:
             yield key, _to_numpy(tensor)
 
     def _forwards(
-        self, request: CaptureRequest, begin: Callable[[Segment, torch.Tensor], None] | None = None
+        self, segments: list[Segment], begin: Callable[[Segment], None] | None = None
     ) -> Iterator[tuple[Segment, torch.Tensor]]:
         cache = transformers.DynamicCache()
-        mask: torch.Tensor | None = None
-        for segment in plan_segments(request):
-            positions = torch.tensor(segment.positions)
-            valid = (positions >= 0).long()
-            mask = valid if mask is None else torch.cat([mask, valid], dim=1)
+        for segment in segments:
             if begin is not None:
-                begin(segment, mask)
+                begin(segment)
             with torch.no_grad():
                 result = self.model(
                     input_ids=torch.tensor(segment.tokens),
-                    position_ids=positions.clamp(min=0),
-                    attention_mask=None if bool(mask.all()) else mask,
+                    position_ids=torch.tensor(segment.positions),
                     cache=cache,
                     use_cache=True,
                 )
@@ -203,13 +220,11 @@ class _Recorder:
         self.request = request
         self.sink = sink
         self.segment: Segment | None = None
-        self.mask = torch.zeros((0, 0))
         self.order = 0
 
-    def begin(self, segment: Segment, mask: torch.Tensor) -> None:
-        """State which forward the following values belong to, and which cached keys are valid."""
+    def begin(self, segment: Segment) -> None:
+        """State which forward the following values belong to."""
         self.segment = segment
-        self.mask = mask
         self.order = 0
 
     def outputs(self, segment: Segment, logits: torch.Tensor) -> None:
@@ -287,8 +302,6 @@ class _Recorder:
         }
         names, shape = unpack_axes(axes, tuple(value.shape), sizes)
         array = _to_numpy(value).reshape(shape)
-        if "S" in names:
-            array = valid_keys(array, names, self.mask.numpy() > 0)
         if array.dtype == np.int64:
             array = array.astype(np.int32)
         record = record_of(

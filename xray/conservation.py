@@ -28,7 +28,7 @@ def check_conservation(side: TraceFolder) -> Iterable[Conservation]:
         for r in side.trace.body.records
         if r.tensor_path is not None and r.role is None
     }
-    for (segment, layer, name), record in records.items():
+    for (segment, _, name), record in records.items():
         if name == "post_attention_residual":
             yield from _residual(side, records, record, "layer_input", ATTENTION_SUMS)
         elif name == "layer_output":

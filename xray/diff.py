@@ -47,8 +47,10 @@ def diff_traces(
     """
     pairs = _pairs(subject, oracle)
     rows: list[Row] = []
+    depth = 0
     for stop, pair in enumerate(pairs):
-        rows.append(_row(stop, pair, subject, oracle))
+        depth = _depth(pair, depth)
+        rows.append(_row(stop, pair, depth, subject, oracle))
         progress(stop + 1, len(pairs))
     rankings = tuple(_rankings(subject, oracle))
     flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
@@ -89,7 +91,16 @@ def _key(record: Record) -> Key:
     return record.segment, record.checkpoint_id, record.role
 
 
-def _row(stop: int, pair: Pair, subject: TraceFolder, oracle: TraceFolder) -> Row:
+def _depth(pair: Pair, before: int) -> int:
+    """Return the layers passed at a stop: what follows the last layer has passed all of them."""
+    shown = pair[0] or pair[1]
+    assert shown is not None, "a pair has a side"
+    if shown.layer is not None:
+        return shown.layer + 1
+    return 0 if shown.checkpoint_id == "embedding" else before
+
+
+def _row(stop: int, pair: Pair, depth: int, subject: TraceFolder, oracle: TraceFolder) -> Row:
     mine, theirs = pair
     shown = mine or theirs
     assert shown is not None, "a pair has a side"
@@ -102,7 +113,7 @@ def _row(stop: int, pair: Pair, subject: TraceFolder, oracle: TraceFolder) -> Ro
         status = "layout"
         if detail is None:
             metrics = measure(mine, theirs, subject, oracle)
-            gate = gate_of(mine, theirs, metrics)
+            gate = gate_of(mine, theirs, metrics, depth)
             status = status_of(metrics, gate)
     return Row(
         stop=stop,
@@ -144,13 +155,12 @@ def measure(mine: Record, theirs: Record, subject: TraceFolder, oracle: TraceFol
     return compare(left, np.ascontiguousarray(right), mine.axes, valid_elements(mine, segment))
 
 
-def gate_of(mine: Record, theirs: Record, metrics: Metrics) -> Gate:
+def gate_of(mine: Record, theirs: Record, metrics: Metrics, depth: int) -> Gate:
     """Return the budget of a row from dtypes, reduction length and depth."""
     longest = max(mine.shape, default=1)
     rms = None
     if metrics.rmse is not None and metrics.relative_rmse:
         rms = metrics.rmse / metrics.relative_rmse
-    depth = 0 if mine.layer is None else mine.layer + 1
     return forward_error((mine.dtype, theirs.dtype), longest, depth, rms)
 
 

@@ -1,4 +1,4 @@
-"""The numerical report: two traces compared checkpoint by checkpoint; `cke.xray_numerical_report`."""
+"""The numerical report `cke.xray_numerical_report`: two traces, checkpoint by checkpoint."""
 
 from typing import Literal
 

@@ -1,0 +1,57 @@
+"""Open an oracle by name: `pytorch`, `llamacpp`, or a recorded trace folder.
+
+The optional packages are imported only by the oracle that needs them.
+"""
+
+import hashlib
+from pathlib import Path
+
+from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+from cke.errors.files import cache_folder
+from cke.oracles.base import Oracle
+
+LIVE = ("pytorch", "llamacpp")
+
+
+def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
+    """Return the live oracle `name` on the model at `model`; an unknown name is CKE720."""
+    if name not in LIVE:
+        known = ", ".join(f"`{item}`" for item in LIVE)
+        raise CkeError(
+            Diagnostic(
+                code="CKE720", message=f"expected an oracle of {known} or `reference`, got `{name}`"
+            )
+        )
+    if not model.exists():
+        raise MissingInputError(
+            Diagnostic(
+                code="CKE721",
+                file=model.name,
+                message="expected a model folder or a .gguf file, got nothing",
+                notes=(Note("check the path given with --model", label="help"),),
+            )
+        )
+    if name == "pytorch":
+        from cke.oracles.pytorch import PyTorchOracle
+
+        return PyTorchOracle(model, dtype)
+    from cke.oracles.llamacpp import LlamaCppOracle
+
+    return LlamaCppOracle(_gguf(model, dtype))
+
+
+def _gguf(model: Path, dtype: str) -> Path:
+    """Return a GGUF file of the model in `dtype`, written to the cache from a folder."""
+    if model.suffix == ".gguf":
+        return model
+    from cke.oracles.gguf_writer import write_gguf
+
+    key = hashlib.sha256(dtype.encode())
+    for file in sorted([*model.glob("*.safetensors"), model / "config.json"]):
+        key.update(file.name.encode() + str(file.stat().st_size).encode())
+        key.update(str(file.stat().st_mtime_ns).encode())
+    target = cache_folder("gguf", f"{key.hexdigest()[:24]}.gguf")
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(model, target, dtype)
+    return target

@@ -1,0 +1,127 @@
+"""`cke trace`, `cke trace diff` and `cke oracle`: evidence of both sides, and its comparison."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from cke.cli.output import Format, Output, choose, deliver, encode_json
+from cke.errors import CkeError, Diagnostic, Note
+
+ROWS_SHOWN = 40
+
+trace_app = App(help="Capture what a model computes, or compare two captures.")
+
+
+def parse_rows(tokens: str) -> tuple[tuple[int, ...], ...]:
+    """Return rows of token IDs: `1 2 3` is one row, `1 2 3; 4 5` are two; else CKE701."""
+    try:
+        rows = tuple(tuple(int(item) for item in row.split()) for row in tokens.split(";"))
+    except ValueError:
+        rows = ()
+    if not rows or not all(rows):
+        raise CkeError(
+            Diagnostic(
+                code="CKE701",
+                message=f"`--tokens` expects IDs such as `1 2 3`, got `{tokens}`",
+                notes=(Note("separate the rows of a batch with `;`", label="help"),),
+            )
+        )
+    return rows
+
+
+def oracle(
+    *,
+    model: Path,
+    oracle: str,
+    tokens: str,
+    out: Path,
+    dtype: str = "float32",
+    steps: str = "",
+    segments: str = "",
+) -> int:
+    """Run an oracle on token IDs and write its trace, in the format of `cke trace`.
+
+    Parameters
+    ----------
+    model: the model folder or .gguf file.
+    oracle: pytorch, llamacpp or reference.
+    tokens: the prompt's token IDs; rows of a batch are separated by `;`.
+    out: the trace folder to write.
+    dtype: float32, bfloat16 or float16.
+    steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
+    segments: end columns of the prefill forwards, for a chunked prefill.
+    """
+    from cke.api import oracle_trace
+
+    trace = oracle_trace(
+        model,
+        oracle,
+        request_of(tokens, steps, segments),
+        out,
+        dtype=dtype,
+    )
+    body = trace.body
+    print(f"{len(body.records)} captures of {oracle} {body.producer.version} in {out}")
+    return 0 if body.neutrality.status != "rejected" else 4
+
+
+def request_of(tokens: str, steps: str = "", segments: str = "") -> Any:
+    """Return the capture request of the command line's texts."""
+    from cke.runtime.schedule import CaptureRequest
+
+    return CaptureRequest(
+        tokens=parse_rows(tokens),
+        forced=parse_rows(steps) if steps.strip() else (),
+        segments=parse_rows(segments)[0] if segments.strip() else (),
+    )
+
+
+@trace_app.command(name="diff")
+def diff(
+    subject: Path,
+    oracle: Path,
+    *,
+    format: Format = "human",
+    output: Output = None,
+    svg: Annotated[Path | None, Parameter(help="Draw the drift curve to this file.")] = None,
+) -> int:
+    """Compare two traces checkpoint by checkpoint, in graph order."""
+    from cke.errors.files import write_atomically
+    from cke.runtime.trace_reader import read_trace
+    from cke.xray.diff import diff_traces
+    from cke.xray.render import human, markdown
+
+    renderers: dict[str, Any] = {
+        "human": lambda: human(report),
+        "markdown": lambda: markdown(report),
+        "json": lambda: encode_json(document(report)),
+    }
+    choose(format, renderers)
+    report = diff_traces(read_trace(subject), read_trace(oracle), _progress)
+    if svg is not None:
+        from cke.viewer.drift import draw_drift
+
+        write_atomically(svg, draw_drift(report).encode())
+    deliver(format, output, renderers)
+    if report.status == "incomplete":
+        return 4
+    return 0 if report.verdict == "pass_within_gate" else 1
+
+
+def document(report: Any) -> Any:
+    """Return the report in its envelope, with the hash of its body."""
+    from cke.schemas.numerical_report import SCHEMA, VERSION, Document
+    from cke.schemas.reading import canonical_sha256
+
+    return Document(
+        schema=SCHEMA, version=VERSION, body=report, body_sha256=canonical_sha256(report)
+    )
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() and (done % 50 == 0 or done == total):
+        sys.stderr.write(f"\r{done}/{total} checkpoints compared")
+        sys.stderr.write("\n" if done == total else "")
+        sys.stderr.flush()

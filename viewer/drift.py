@@ -1,0 +1,168 @@
+"""The drift curve of a numerical report as one SVG: x is the stop, y is log10 of the error.
+
+It draws what the report states: green byte-exact prefix, amber pin at the first non-exact stop,
+purple triangles at jumps, magenta diamonds at monotonicity breaks, a red pin at the logits of the
+first top-1 flip, gray ticks for edges that were not compared. It decides nothing.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from html import escape
+
+from cke.schemas.numerical_report import Report, Row
+
+WIDTH, HEIGHT = 960, 360
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 56, 44
+COLOURS = {"max_abs": "#1f6feb", "rmse": "#0f766e"}
+EXACT = 1e-12
+
+
+def draw_drift(report: Report) -> str:
+    """Return the SVG text of a report's drift curve."""
+    rows = report.rows
+    stops = max(1, len(rows) - 1)
+    values = [v for row in rows for metric in COLOURS if (v := _value(row, metric))]
+    low = math.floor(math.log10(max(min(values, default=EXACT), EXACT)))
+    high = max(low + 1, math.ceil(math.log10(max(values, default=1.0))))
+
+    def x(stop: int) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * stop / stops
+
+    def y(value: float) -> float:
+        share = (math.log10(max(value, 10.0**low)) - low) / (high - low)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+    parts = [*_frame(report, low, high, y), *_layers(rows, x), *_prefix(report, x)]
+    for metric in COLOURS:
+        parts += _curve(rows, metric, x, y)
+    parts += _marks(report, x, y)
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'font-family="system-ui, sans-serif" font-size="11" role="img">\n'
+        f"<title>{escape(report.banner)}</title>\n"
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n{body}\n</svg>\n'
+    )
+
+
+def _frame(report: Report, low: int, high: int, y: Callable[[float], float]) -> Iterable[str]:
+    yield f'<text x="{LEFT}" y="18" font-size="13" fill="#111">{escape(report.banner)}</text>'
+    legend = "   ".join(
+        ("— max_abs", "— rmse", "▲ jump over 3x", "◆ falls back", "● first non-exact")
+    )
+    yield f'<text x="{LEFT}" y="36" fill="#57606a">{legend}</text>'
+    for exponent in range(low, high + 1):
+        at = y(10.0**exponent)
+        yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#eee"/>'
+        yield (
+            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" fill="#57606a">'
+            f"1e{exponent}</text>"
+        )
+
+
+def _layers(rows: tuple[Row, ...], x: Callable[[int], float]) -> Iterable[str]:
+    before: tuple[int, int | None] | None = None
+    shade = False
+    start = 0
+    for row in (*rows, None):
+        here = None if row is None else (row.segment, row.layer)
+        if before is not None and here != before:
+            end = len(rows) - 1 if row is None else row.stop
+            if shade:
+                yield (
+                    f'<rect x="{x(start):.1f}" y="{TOP}" width="{x(end) - x(start):.1f}" '
+                    f'height="{HEIGHT - TOP - BOTTOM}" fill="#f6f8fa"/>'
+                )
+            if before[1] is not None and len(rows) < 4000:
+                yield (
+                    f'<text x="{(x(start) + x(end)) / 2:.1f}" y="{HEIGHT - BOTTOM + 14}" '
+                    f'text-anchor="middle" fill="#8b949e" font-size="9">{before[1]}</text>'
+                )
+            shade, start = not shade, end
+        before = here
+    yield (
+        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle" fill="#57606a">'
+        "stop in execution order, by layer</text>"
+    )
+
+
+def _prefix(report: Report, x: Callable[[int], float]) -> Iterable[str]:
+    if report.first_non_exact is None and report.rows:
+        end = report.rows[-1].stop
+    else:
+        end = report.first_non_exact or 0
+    if end:
+        yield (
+            f'<rect x="{x(0):.1f}" y="{HEIGHT - BOTTOM - 4}" width="{x(end) - x(0):.1f}" '
+            'height="4" fill="#2da44e"/>'
+        )
+    for row in report.rows:
+        if row.metrics is None:
+            at = x(row.stop)
+            yield (
+                f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{HEIGHT - BOTTOM}" '
+                f'y2="{HEIGHT - BOTTOM + 4}" stroke="#8b949e"/>'
+            )
+
+
+def _curve(
+    rows: tuple[Row, ...],
+    metric: str,
+    x: Callable[[int], float],
+    y: Callable[[float], float],
+) -> Iterable[str]:
+    points = [
+        f"{x(row.stop):.1f},{y(value):.1f}"
+        for row in rows
+        if (value := _value(row, metric)) is not None
+    ]
+    yield (
+        f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLOURS[metric]}" '
+        'stroke-width="1.2"/>'
+    )
+
+
+def _marks(report: Report, x: Callable[[int], float], y: Callable[[float], float]) -> Iterable[str]:
+    by_stop = {row.stop: row for row in report.rows}
+    shown = next((curve for curve in report.curves if curve.metric == "max_abs"), None)
+    for stop in shown.jumps if shown else ():
+        value = _value(by_stop[stop], "max_abs") or EXACT
+        at, top = x(stop), y(value)
+        yield (
+            f'<path d="M{at:.1f} {top - 8:.1f} l4 7 h-8 z" fill="#8250df">'
+            f"<title>{escape(by_stop[stop].checkpoint_id)}</title></path>"
+        )
+    if len(report.rows) < 400:
+        for stop in shown.monotonicity_breaks if shown else ():
+            value = _value(by_stop[stop], "max_abs") or EXACT
+            yield (
+                f'<path d="M{x(stop):.1f} {y(value) - 3:.1f} l3 3 l-3 3 l-3 -3 z" '
+                f'fill="#bf3989"><title>{escape(by_stop[stop].checkpoint_id)}</title></path>'
+            )
+    if report.first_non_exact is not None:
+        yield from _pin(by_stop[report.first_non_exact], "#bf8700", x, "first non-exact")
+    if report.first_flip is not None:
+        logits = [r for r in report.rows if r.checkpoint_id == "logits"]
+        flipped = [r for r in logits if r.segment == report.first_flip[0]]
+        for row in flipped[:1]:
+            yield from _pin(row, "#cf222e", x, "first top-1 flip")
+
+
+def _pin(row: Row, colour: str, x: Callable[[int], float], what: str) -> Iterable[str]:
+    at = x(row.stop)
+    label = escape(f"{what}: {row.checkpoint_id}")
+    anchor = "end" if at > WIDTH * 0.6 else "start"
+    yield (
+        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
+        f'stroke="{colour}" stroke-dasharray="3 3"/>'
+    )
+    yield f'<circle cx="{at:.1f}" cy="{TOP}" r="4" fill="{colour}"/>'
+    yield (
+        f'<text x="{at + 6:.1f}" y="{TOP - 6}" text-anchor="{anchor}" fill="{colour}">'
+        f"{label}</text>"
+    )
+
+
+def _value(row: Row, metric: str) -> float | None:
+    value: float | None = getattr(row.metrics, metric) if row.metrics is not None else None
+    return value
