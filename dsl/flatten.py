@@ -1,6 +1,6 @@
 """Files of one closure to a flattened `Circuit`: the oldest ancestor first, child wins by key."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from cke.dsl import syntax
@@ -89,16 +89,16 @@ class _Tables:
             for name in row.names
         }
 
-    def config_rows(
+    def config_groups(
         self, config: syntax.Config, path: tuple[str, ...] = ()
-    ) -> list[syntax.ConfigRow]:
-        """Return the rows of the fragments, left to right, then the section's own."""
-        rows: list[syntax.ConfigRow] = []
+    ) -> list[tuple[syntax.ConfigRow, ...]]:
+        """Return the rows of each fragment, left to right, then the section's own."""
+        groups: list[tuple[syntax.ConfigRow, ...]] = []
         for parent in config.parents:
             fragment = self._fragment(self.fragments, parent, path)
             if fragment is not None:
-                rows += self.config_rows(fragment, (*path, parent.name))
-        return [*rows, *config.rows]
+                groups += self.config_groups(fragment, (*path, parent.name))
+        return [*groups, config.rows]
 
     def numerics_rows(
         self, numerics: syntax.Numerics, path: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class _Layers:
         parts: dict[str, tuple[syntax.PartRow, ...]] = {}
         for item in file.items:
             if isinstance(item, syntax.Config) and item.name is None:
-                self._add_config(self.tables.config_rows(item), item)
+                self._add_config(item)
             elif isinstance(item, syntax.Schedule):
                 self._add_schedule(item)
             elif isinstance(item, syntax.Model):
@@ -243,19 +243,16 @@ class _Layers:
             ignored_tensors=tuple(self.ignored_tensors),
         )
 
-    def _add_config(self, rows: Iterable[syntax.ConfigRow], section: syntax.Config) -> None:
-        own = list(section.rows)
-        fragments = list(rows)[: -len(own) or None]
-        for group in (fragments, own):
+    def _add_config(self, section: syntax.Config) -> None:
+        for group in self.tables.config_groups(section):
             self.config = merge_config(self.config, group, self.givens, self.problems)
             for row in group:
                 if isinstance(row, syntax.Ignore):
                     self.ignored.update({name.name: name.span for name in row.names})
                 elif isinstance(row, syntax.Require):
                     self.requires.append(row)
-        for key in config_keys(
-            row.value for row in own if isinstance(row, syntax.Bind | syntax.Rebind)
-        ):
+        binds = (row for row in section.rows if isinstance(row, syntax.Bind | syntax.Rebind))
+        for key in config_keys(row.value for row in binds):
             self.ignored.pop(key, None)
 
     def _add_schedule(self, section: syntax.Schedule) -> None:
