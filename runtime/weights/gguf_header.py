@@ -6,6 +6,7 @@ the bytes that are left before anything is allocated for it.
 """
 
 import mmap
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import msgspec
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from cke.errors import CkeError, Diagnostic, Note
-from cke.runtime.weights.located import LocatedTensor
+from cke.runtime.weights.located import LocatedTensor, Stamp, stamp_of
 from cke.schemas.model_source import TensorInfo
+from cke.schemas.reading import open_regular, shown
 
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9
@@ -23,8 +25,14 @@ SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 LONG = 1024
+_KINDS = frozenset(int(kind) for kind in GGMLQuantizationType) & frozenset(
+    map(int, GGML_QUANT_SIZES)
+)
 MAX_RANK = 4
 MAX_NAME = 1 << 16
+MAX_TEXT = 1 << 24
+MAX_PAIRS = 1 << 16
+MAX_TENSORS = 1 << 20
 
 
 class LongArray(msgspec.Struct, frozen=True):
@@ -64,47 +72,62 @@ class _Cursor:
     def number(self, code: str, what: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize(code), what))[0]
 
-    def text(self, what: str) -> str:
+    def text(self, what: str, limit: int = MAX_TEXT) -> str:
         length = self.number("Q", what)
+        if length > limit:
+            raise bad(
+                self.file,
+                f"{what} at byte {self.at} expects at most {limit} bytes, got {length}",
+            )
         raw = self.take(length, what)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise bad(self.file, f"{what} is not UTF-8") from None
+            at = self.at - length
+            raise bad(self.file, f"{what} at byte {at} expects UTF-8, got other bytes") from None
 
 
 def read_header(file: Path) -> GgufHeader:
     """Return the checked header of `file`; raises CkeError (CKE420) at the first lie."""
-    if file.stat().st_size < 24:
-        raise bad(file, f"expected a GGUF header, got {file.stat().st_size} bytes")
-    with file.open("rb") as stream:
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    data, stamp = _mapped(file)
     cursor = _Cursor(file, data)
-    if cursor.take(4, "the magic") != MAGIC:
-        raise bad(file, "expected the magic `GGUF`, got other bytes")
+    magic = cursor.take(4, "the magic")
+    if magic != MAGIC:
+        raise bad(file, f"expected the magic `GGUF`, got `{magic.hex(' ')}`")
     version = cursor.number("I", "the version")
     if version not in (2, 3):
-        raise bad(file, f"expected GGUF version 2 or 3, got {version}")
+        swapped = " (a big-endian file)" if version in (2 << 24, 3 << 24) else ""
+        raise bad(file, f"expected GGUF version 2 or 3, got {version}{swapped}")
     tensor_count = cursor.number("Q", "the tensor count")
     pair_count = cursor.number("Q", "the metadata count")
     left = len(data) - cursor.at
-    if pair_count > left // 13 or tensor_count > left // 24:
-        raise bad(
-            file, f"{pair_count} metadata pairs and {tensor_count} tensors do not fit {left} bytes"
-        )
+    _check_count(file, "metadata pairs", pair_count, min(left // 13, MAX_PAIRS))
+    _check_count(file, "tensors", tensor_count, min(left // 24, MAX_TENSORS))
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
-        key = cursor.text("a metadata key")
+        key = cursor.text("a metadata key", MAX_NAME)
         if key in metadata:
-            raise bad(file, f"the metadata key `{key}` stands twice")
-        metadata[key] = _value(cursor, cursor.number("I", f"the type of `{key}`"), key)
-    return GgufHeader(file, metadata, _tensors(cursor, tensor_count, metadata))
+            raise bad(file, f"the metadata key `{shown(key)}` stands twice")
+        metadata[key] = _value(cursor, cursor.number("I", f"the type of `{shown(key)}`"), key)
+    return GgufHeader(file, metadata, _tensors(cursor, tensor_count, metadata, stamp))
+
+
+def _mapped(file: Path) -> tuple[mmap.mmap, Stamp]:
+    with open_regular(file) as stream:
+        stamp = stamp_of(os.fstat(stream.fileno()))
+        if stamp[0] < 24:
+            raise bad(file, f"expected a GGUF header of at least 24 bytes, got {stamp[0]} bytes")
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), stamp
+
+
+def _check_count(file: Path, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise bad(file, f"expected at most {limit} {what} in a file of this size, got {count}")
 
 
 def read_array(header: GgufHeader, array: LongArray) -> list[Any]:
     """Return the items of a long array."""
-    with header.file.open("rb") as stream:
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    data, _ = _mapped(header.file)
     cursor = _Cursor(header.file, data, array.offset)
     if array.kind == STRING:
         return [cursor.text("an array item") for _ in range(array.count)]
@@ -114,98 +137,126 @@ def read_array(header: GgufHeader, array: LongArray) -> list[Any]:
 
 
 def _value(cursor: _Cursor, kind: int, key: str) -> Any:
+    name = f"`{shown(key)}`"
     if kind in SCALARS:
-        return cursor.number(SCALARS[kind], f"`{key}`")
+        return cursor.number(SCALARS[kind], name)
     if kind == STRING:
-        return cursor.text(f"`{key}`")
+        return cursor.text(name)
     if kind != ARRAY:
-        raise bad(cursor.file, f"`{key}` has the unknown type {kind}")
-    inner = cursor.number("I", f"the item type of `{key}`")
-    count = cursor.number("Q", f"the length of `{key}`")
+        raise bad(cursor.file, f"{name} expects a value type of 0 to 12, got {kind}")
+    inner = cursor.number("I", f"the item type of {name}")
+    count = cursor.number("Q", f"the length of {name}")
     if inner not in SCALARS and inner != STRING:
-        raise bad(cursor.file, f"`{key}` is an array of type {inner}: nested or unknown")
+        raise bad(cursor.file, f"{name} expects items of a flat type, got type {inner}")
     width = 8 if inner == STRING else struct.calcsize(SCALARS[inner])
-    if count > (len(cursor.data) - cursor.at) // width:
-        raise bad(cursor.file, f"`{key}` claims {count} items, more than the file holds")
-    return _array(cursor, inner, count, key)
+    room = (len(cursor.data) - cursor.at) // width
+    if count > room:
+        raise bad(cursor.file, f"{name} expects at most {room} items, got {count}")
+    return _array(cursor, inner, count, name)
 
 
-def _array(cursor: _Cursor, kind: int, count: int, key: str) -> Any:
+def _array(cursor: _Cursor, kind: int, count: int, name: str) -> Any:
     start = cursor.at
-    what = f"an item of `{key}`"
+    what = f"an item of {name}"
     if kind != STRING:
         code = SCALARS[kind]
-        raw = cursor.take(struct.calcsize(code) * count, what)
+        size = struct.calcsize(code) * count
         if count > LONG:
+            cursor.at += size
             return LongArray(kind, count, start)
+        raw = cursor.take(size, what)
         return list(struct.unpack(f"<{count}{code}", raw))
     if count <= LONG:
         return [cursor.text(what) for _ in range(count)]
-    size, data, at = len(cursor.data), cursor.data, cursor.at
-    unpack = struct.Struct("<Q").unpack_from
-    for _ in range(count):
-        if at + 8 > size:
-            break
-        at += 8 + unpack(data, at)[0]
-    if at > size:
-        raise bad(cursor.file, f"`{key}` runs past the end of the file")
-    cursor.at = at
+    _skip_texts(cursor, count, name)
     return LongArray(kind, count, start)
 
 
-def _tensors(cursor: _Cursor, count: int, metadata: dict[str, Any]) -> dict[str, LocatedTensor]:
+def _skip_texts(cursor: _Cursor, count: int, name: str) -> None:
+    size, data, at = len(cursor.data), cursor.data, cursor.at
+    unpack = struct.Struct("<Q").unpack_from
+    for index in range(count):
+        if at + 8 <= size:
+            at += 8 + unpack(data, at)[0]
+        else:
+            at = size + 1
+        if at > size:
+            raise bad(cursor.file, f"item {index} of {name} ends past the {size} bytes of the file")
+    cursor.at = at
+
+
+def _tensors(
+    cursor: _Cursor, count: int, metadata: dict[str, Any], stamp: Stamp
+) -> dict[str, LocatedTensor]:
     rows: dict[str, tuple[TensorInfo, int, int]] = {}
     for _ in range(count):
-        name = cursor.text("a tensor name")
-        if name in rows or len(name) > MAX_NAME:
-            raise bad(cursor.file, f"the tensor `{name[:80]}` stands twice or has no usable name")
-        rows[name] = _row(cursor, name)
+        name = cursor.text("a tensor name", MAX_NAME)
+        if name in rows:
+            raise bad(cursor.file, f"the tensor `{shown(name)}` stands twice")
+        rows[name] = _row(cursor, f"`{shown(name)}`")
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise bad(cursor.file, f"`general.alignment` expects a power of two, got {alignment}")
+        got = shown(str(alignment))
+        raise bad(cursor.file, f"`general.alignment` expects a power of two, got {got}")
     start = -(-cursor.at // alignment) * alignment
-    return _placed(cursor, rows, start, alignment)
+    return _placed(cursor, rows, (start, alignment), stamp)
 
 
 def _row(cursor: _Cursor, name: str) -> tuple[TensorInfo, int, int]:
-    rank = cursor.number("I", f"the rank of `{name}`")
-    if not 0 <= rank <= MAX_RANK:
-        raise bad(cursor.file, f"the rank of `{name}` expects 0 to {MAX_RANK}, got {rank}")
-    sizes = [cursor.number("Q", f"a size of `{name}`") for _ in range(rank)]
-    kind = cursor.number("I", f"the type of `{name}`")
-    offset = cursor.number("Q", f"the offset of `{name}`")
-    try:
-        storage = GGMLQuantizationType(kind)
-    except ValueError:
-        raise bad(cursor.file, f"`{name}` has the unknown type {kind}") from None
+    """A tensor's header, its offset in the data and its size in bytes."""
+    rank = cursor.number("I", f"the rank of {name}")
+    if rank > MAX_RANK:
+        raise bad(cursor.file, f"the rank of {name} expects 0 to {MAX_RANK}, got {rank}")
+    sizes = [cursor.number("Q", f"a size of {name}") for _ in range(rank)]
+    kind = cursor.number("I", f"the type of {name}")
+    offset = cursor.number("Q", f"the offset of {name}")
+    if kind not in _KINDS:
+        raise bad(cursor.file, f"the type of {name} expects one of ggml's, got {kind}")
+    storage = GGMLQuantizationType(kind)
     elements = 1
     for size in sizes:
         elements *= size
     block, width = GGML_QUANT_SIZES[storage]
-    if elements > 1 << 48 or (sizes and sizes[0] % block):
-        raise bad(cursor.file, f"`{name}` of {sizes} is no whole number of {storage.name} blocks")
+    if elements > 1 << 48 or (sizes[0] if sizes else 1) % block:
+        raise bad(
+            cursor.file, f"{name} of sizes {sizes} expects rows of whole {storage.name} blocks"
+        )
     info = TensorInfo(tuple(reversed(sizes)), storage.name)
     return info, offset, elements // block * width
 
 
 def _placed(
-    cursor: _Cursor, rows: dict[str, tuple[TensorInfo, int, int]], start: int, alignment: int
+    cursor: _Cursor,
+    rows: dict[str, tuple[TensorInfo, int, int]],
+    data: tuple[int, int],
+    stamp: Stamp,
 ) -> dict[str, LocatedTensor]:
-    room = len(cursor.data) - start
+    """The tensors at their places; `data` is the start of the data and its alignment."""
+    start, alignment = data
+    room = max(0, len(cursor.data) - start)
     tensors: dict[str, LocatedTensor] = {}
     end = 0
-    for name, (info, offset, size) in sorted(rows.items(), key=lambda item: item[1][1]):
-        if offset % alignment or offset + size > room:
+    for key, (info, offset, size) in sorted(rows.items(), key=lambda item: item[1][1:]):
+        name = f"`{shown(key)}`"
+        if offset % alignment:
+            raise bad(
+                cursor.file, f"the offset of {name} expects a multiple of {alignment}, got {offset}"
+            )
+        if offset + size > room:
             raise bad(
                 cursor.file,
-                f"`{name}` expects {size} bytes at data offset {offset}, got {max(room, 0)} bytes "
-                "of data: the file is cut short or lies about an offset",
+                f"{name} expects {size} bytes at offset {offset} of the data, got {room} bytes of "
+                "data: the file is cut short or lies about an offset",
             )
         if size and offset < end:
-            raise bad(cursor.file, f"the data of `{name}` overlaps the tensor before it")
-        end = offset + size
-        tensors[name] = LocatedTensor(info, cursor.file, start + offset, size)
-    return tensors
+            raise bad(
+                cursor.file,
+                f"{name} overlaps the tensor before it: expected offset {end} or more, "
+                f"got {offset}",
+            )
+        end = max(end, offset + size)
+        tensors[key] = LocatedTensor(info, cursor.file, start + offset, size, key, stamp)
+    return {key: tensors[key] for key in rows}
 
 
 def bad(file: Path, message: str) -> CkeError:

@@ -1,20 +1,23 @@
 """Semantic weights from a model's files: bindings applied, one weight at a time.
 
 Moves are exact. Arithmetic (a norm's offset, a logarithm) is done in float64 and rounded once.
+Arrays start on a boundary that lets the CPU take them without a copy, so that the host holds one
+copy of the weights in the run dtype, and one tensor more while it works.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.runtime.weights.dequantise import dequantise
+from cke.runtime.weights.dequantise import aligned_empty, dequantise, round_once
 from cke.runtime.weights.files import ModelFiles
 from cke.schemas.bindings import Transform, WeightBinding
 
 Array = NDArray[np.generic]
-DTYPES: dict[str, np.dtype[np.generic]] = {
+DType = np.dtype[np.generic]
+DTYPES: dict[str, DType] = {
     "f32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
@@ -26,7 +29,8 @@ ARITHMETIC = frozenset({"add", "negate", "log"})
 class Weights(Mapping[str, Array]):
     """A lazy mapping of semantic name to array; nothing is kept between two reads.
 
-    `dtype` overrides the dtype of every float weight: the reference reads f64.
+    An array may be a read-only view of the file. `dtype` overrides the dtype of every float
+    weight: the reference reads f64.
     """
 
     def __init__(
@@ -37,16 +41,7 @@ class Weights(Mapping[str, Array]):
         self.dtype = dtype
 
     def __getitem__(self, semantic: str) -> Array:
-        binding = self.bindings[self.canonical(semantic)]
-        dtype = DTYPES[self.dtype or binding.type.dtype]
-        exact = any(step.kind in ARITHMETIC for step in binding.transforms)
-        reading = DTYPES["f64"] if exact else dtype
-        parts = [dequantise(self.files.located[key], reading) for key in binding.sources]
-        array = apply(parts, binding.transforms)
-        if array.dtype != dtype:
-            array = array.astype(dtype)
-        assert array.shape == binding.type.shape, f"`{semantic}` was bound to another shape"
-        return array
+        return self._read(semantic, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.bindings)
@@ -60,6 +55,52 @@ class Weights(Mapping[str, Array]):
         while binding.tied_to is not None:
             binding = self.bindings[binding.tied_to]
         return binding.semantic
+
+    def fused(self, members: Sequence[str], axis: int = 0) -> Array:
+        """Return the members joined along `axis`, each written straight to its place."""
+        shapes = [self._shape(member) for member in members]
+        width = sum(shape[axis] for shape in shapes)
+        whole = aligned_empty(
+            (*shapes[0][:axis], width, *shapes[0][axis + 1 :]), self._dtype(members[0])
+        )
+        at = 0
+        for member, shape in zip(members, shapes, strict=True):
+            place = (slice(None),) * axis + (slice(at, at + shape[axis]),)
+            self._read(member, whole[place])
+            at += shape[axis]
+        return whole
+
+    def _shape(self, semantic: str) -> tuple[int, ...]:
+        sizes = self.bindings[self.canonical(semantic)].type.shape
+        assert all(isinstance(size, int) for size in sizes), f"`{semantic}` has a symbolic shape"
+        return tuple(int(size) for size in sizes)
+
+    def _dtype(self, semantic: str) -> DType:
+        return DTYPES[self.dtype or self.bindings[self.canonical(semantic)].type.dtype]
+
+    def _read(self, semantic: str, out: Array | None) -> Array:
+        """The values of a weight, written to `out` when it is given."""
+        binding = self.bindings[self.canonical(semantic)]
+        dtype = self._dtype(semantic)
+        exact = any(step.kind in ARITHMETIC for step in binding.transforms)
+        straight = out is not None and not binding.transforms and out.flags.c_contiguous
+        reading = DTYPES["f64"] if exact else dtype
+        array = self._stored(binding, reading, out if straight else None)
+        assert array.shape == self._shape(semantic), f"`{semantic}` was bound to another shape"
+        if straight or (out is None and array.dtype == dtype):
+            return array
+        return round_once(array, dtype, out)
+
+    def _stored(self, binding: WeightBinding, dtype: DType, out: Array | None) -> Array:
+        """The sources with the transforms applied, in the dtype of the arithmetic."""
+        located = [self.files.located[key] for key in binding.sources]
+        steps = binding.transforms
+        if steps and steps[0].kind == "stack" and steps[0].arguments["axis"] == 0:
+            whole = aligned_empty((len(located), *located[0].info.shape), dtype)
+            for index, tensor in enumerate(located):
+                dequantise(tensor, dtype, whole[index])
+            return apply([whole], steps[1:])
+        return apply([dequantise(tensor, dtype, out) for tensor in located], steps)
 
 
 def apply(parts: list[Array], transforms: tuple[Transform, ...]) -> Array:

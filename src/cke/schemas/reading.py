@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 
 T = TypeVar("T")
 MAX_SAFE_INTEGER = 2**53 - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OUTSIDE = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
@@ -46,28 +47,41 @@ def read_bytes(path: Path, limits: Limits = DEFAULT) -> bytes:
     Links are followed only when `limits.links`; a FIFO, a device or a folder is refused, as is a
     file that changes while it is read.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if limits.links else os.O_NOFOLLOW)
+    with open_regular(path, links=limits.links) as file:
+        before = os.fstat(file.fileno())
+        if before.st_size > limits.max_bytes:
+            raise _bad(
+                path, "$", f"expected at most {limits.max_bytes} bytes, got {before.st_size}"
+            )
+        raw = file.read(limits.max_bytes + 1)
+        after = os.fstat(file.fileno())
+    if len(raw) != before.st_size or _changed(before, after):
+        raise _bad(path, "$", "the file changed while it was read")
+    return raw
+
+
+def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+    """Return the regular file, opened without waiting; anything else is CKE801 or CKE802."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise MissingInputError(
             Diagnostic(code="CKE801", file=path.name, message="expected a file, got none")
         ) from None
-    except OSError as error:
-        raise _bad(path, "$", f"expected a readable regular file: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        before = os.fstat(descriptor)
-        if not stat.S_ISREG(before.st_mode):
-            raise _bad(path, "$", "expected a regular file")
-        if before.st_size > limits.max_bytes:
-            raise _bad(
-                path, "$", f"expected at most {limits.max_bytes} bytes, got {before.st_size}"
-            )
-        raw = file.read(limits.max_bytes + 1)
-        after = os.fstat(descriptor)
-    if len(raw) != before.st_size or _changed(before, after):
-        raise _bad(path, "$", "the file changed while it was read")
-    return raw
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _bad(path, "$", f"expected a readable regular file: {reason.lower()}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _bad(path, "$", "expected a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Return text of an untrusted file as an error may print it: one line, cut, printable."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return "".join(item if item.isprintable() else ascii(item)[1:-1] for item in cut)
 
 
 def read_json(path: Path, limits: Limits = DEFAULT, *, max_bytes: int | None = None) -> Any:
@@ -229,9 +243,13 @@ class _Checker:
             self._refuse(where, f"expected a finite number, got {value.text}")
         if type(value) is int and abs(value) > MAX_SAFE_INTEGER and not self.limits.big_integers:
             self._refuse(where, f"expected an integer of at most 2^53 - 1, got {value}")
-        if isinstance(value, str) and any("\ud800" <= item <= "\udfff" for item in value):
-            self._refuse(where, "expected Unicode text, got a lone surrogate")
+        if isinstance(value, str):
+            self._check_text(value, where)
         return value
+
+    def _check_text(self, value: str, where: str) -> None:
+        if _SURROGATE.search(value):
+            self._refuse(where, "expected Unicode text, got a lone surrogate")
 
     def _object(self, value: _Pairs, where: str) -> dict[str, Any]:
         self.keys += len(value.pairs)
@@ -239,9 +257,11 @@ class _Checker:
             self._refuse(where, f"expected at most {self.limits.max_keys} keys")
         result: dict[str, Any] = {}
         for key, item in value.pairs:
+            inner = f"{where}.{shown(key)}"
+            self._check_text(key, inner)
             if key in result:
-                self._refuse(f"{where}.{key}", "the key stands twice")
-            result[key] = self.plain(item, f"{where}.{key}")
+                self._refuse(inner, "the key stands twice")
+            result[key] = self.plain(item, inner)
         return result
 
     def _refuse(self, where: str, message: str) -> NoReturn:
