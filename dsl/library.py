@@ -1,6 +1,6 @@
 """Where circuit files are: the library that ships with the package, and a user's own folder.
 
-A name of the library is its path without the suffix: `llama`, `blocks.decoder`. Files of the
+A name of the library is its path without the suffix, such as `blocks.decoder`. Files of the
 library are shown as `circuits/…`, a user's files by their path from the main file's folder.
 """
 

@@ -40,11 +40,16 @@ class SyntaxErrors(CkeError):
     """Text that is not a circuit: one diagnostic for every broken item."""
 
 
-def parse(text: str | bytes, file: str) -> syntax.File:
-    """Return the syntax tree of `text`; SyntaxErrors with one diagnostic per broken item."""
+def parse(text: str | bytes, file: str, only: tuple[str, ...] | None = None) -> syntax.File:
+    """Return the syntax tree of `text`; SyntaxErrors with one diagnostic per broken item.
+
+    With `only`, items that start with another word are left out unread.
+    """
     source = _Source(text, file)
     items: list[syntax.Item] = []
     for first_line, chunk in source.chunks():
+        if only is not None and not chunk.startswith(only):
+            continue
         item = source.parse_item(first_line, chunk)
         if item is not None:
             items.append(item)

@@ -82,5 +82,6 @@ def alternatives(circuit: Circuit) -> frozenset[str]:
     types = [bind.type for bind in (*circuit.config.values(), *circuit.schedule_rows.values())]
     types += [row.type for block in circuit.blocks.values() for row in block.given]
     for type_ in types:
-        names.update(atom.name for atom in type_.alternatives if atom.name and atom.name not in KINDS)
+        atoms = (atom.name for atom in type_.alternatives)
+        names.update(name for name in atoms if name and name not in KINDS)
     return frozenset(names)
