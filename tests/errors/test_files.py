@@ -1,0 +1,76 @@
+"""Files and folders appear whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cke.errors.files import cache_folder, folder_atomically, write_atomically
+
+
+def test_write_makes_folders_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b.txt", b"text")
+    assert (tmp_path / "a" / "b.txt").read_bytes() == b"text"
+    assert os.listdir(tmp_path / "a") == ["b.txt"]
+
+
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b.txt"
+    path.write_bytes(b"old")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["b.txt"]
+
+
+def test_written_file_has_the_usual_mode(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        write_atomically(tmp_path / "b.txt", b"")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "b.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_folder_appears_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "package"
+    with folder_atomically(target) as folder:
+        folder.joinpath("x").write_text("1")
+        assert not target.exists()
+    assert target.joinpath("x").read_text() == "1"
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_interrupted_folder_vanishes_and_keeps_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "package"
+    target.mkdir()
+    target.joinpath("old").write_text("1")
+
+    def interrupted() -> None:
+        with folder_atomically(target) as folder:
+            folder.joinpath("new").write_text("2")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == ["package"]
+    assert os.listdir(target) == ["old"]
+
+
+def test_folder_replaces_an_older_one(tmp_path: Path) -> None:
+    target = tmp_path / "package"
+    for name in ("old", "new"):
+        with folder_atomically(target) as folder:
+            folder.joinpath(name).write_text("1")
+    assert os.listdir(target) == ["new"]
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_cache_folder_follows_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKE_CACHE_DIR", str(tmp_path))
+    assert cache_folder("a", "b") == tmp_path / "a" / "b"
