@@ -8,39 +8,32 @@ import msgspec
 
 from cke.dsl import syntax
 from cke.errors import Span
-from cke.schemas.ir import (
-    Contract,
-    Edge,
-    Node,
-    Parameter,
-    StateSlot,
-    TensorType,
-    Value,
-)
+from cke.schemas.ir import Contract, Edge, Node, Parameter, StateSlot, TensorType, Value
 from cke.schemas.manifest import Given
 
 
 class Clause(msgspec.Struct, frozen=True, kw_only=True):
     """One place where a file may hold a weight.
 
-    `names` are full tensor names in order of preference; `{L}`, `{X}` and schedule names are still
-    in braces. `layout` is the stored layout, None for the declared one. `members` share the tensor,
-    and the weight is number `member` of them. `transforms` are applied last.
+    `names` are tensor names in order of preference; `{L}`, `{X}` and schedule names are still in
+    braces. `layout` is the stored layout, None for the declared one. `members` parts share the
+    tensor, and the weight belongs to number `member` of them. `transforms` are applied last.
     """
 
     names: tuple[str, ...]
     layout: syntax.Shape | None
-    members: int
     member: int
+    members: int
     transforms: tuple[tuple[str, tuple[float, ...]], ...]
     span: Span
 
 
 class WeightUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A weight parameter of a function: its type, and the clauses for the file's format.
+    """A weight parameter of a function, and the clauses for the file's format.
 
-    `contracted` axes are those that a bias lacks; `grouped` tells which axes a file joins when a
-    clause has no layout. `tied` is the name of the parameter of the entry whose tensor this is.
+    `grouped` are the axes that a file joins when a clause has no layout, `dropped` the contracted
+    axes that a bias lacks. `tied` is the parameter whose tensor this is. `sizes` has every axis
+    that a layout may name.
     """
 
     name: str
@@ -72,7 +65,6 @@ class Op(Node):
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """Ops over parameters, weights and state, as one segment of the entry or one layer kind."""
 
-    name: str
     parameters: tuple[Parameter, ...]
     weights: tuple[WeightUse, ...]
     state: tuple[StateSlot, ...]
@@ -85,7 +77,10 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One use of a function: `arguments` and `results` are edges of the program."""
+    """One use of a function, by its index; `arguments` and `results` are edges of the program.
+
+    `row` is the schedule at the layer.
+    """
 
     function: int
     layer: int | None
@@ -101,5 +96,3 @@ class Elaboration(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     inputs: tuple[Parameter, ...]
     outputs: tuple[str, ...]
-    dims: dict[str, int]
-    stateful: bool
