@@ -270,3 +270,26 @@ def _purpose(dimensions: list[tuple[Atom, ...]], order: list[int]) -> str:
     if any(isinstance(atom, Pairs) for product in dimensions for atom in product):
         return "rope_pairs"
     return "axes" if order == sorted(order) else "conv1d"
+
+
+def describe(layout: Layout) -> str:
+    """Return the layout as a circuit writes it: `[H pairs(E), D]`."""
+    return f"[{', '.join(' + '.join(map(_term_text, dimension)) for dimension in layout)}]"
+
+
+def _term_text(term: tuple[Atom, ...]) -> str:
+    return " ".join(map(_atom_text, term))
+
+
+def _atom_text(atom: Atom) -> str:
+    match atom:
+        case Axis(name):
+            return name
+        case Minor(name, by):
+            return f"{name}/{by}"
+        case Literal(size):
+            return str(size)
+        case Pairs(name):
+            return f"pairs({name})"
+        case Group(terms):
+            return f"({' + '.join(map(_term_text, terms))})"

@@ -1,0 +1,48 @@
+"""BuildIR → BuildIR: mark results that nothing reads, drop ops that only make such results."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from cke.codegen.build_ir import BuildIR, Function, Op
+from cke.codegen.checkpoints import is_captured
+from cke.schemas.ir import Edge
+
+
+def drop_dead_results(ir: BuildIR) -> BuildIR:
+    """Return the IR with `live` set; an op without a live result or state is gone."""
+    programs = tuple(
+        msgspec.structs.replace(
+            program,
+            functions=tuple(_drop(function, ir.capture) for function in program.functions),
+        )
+        for program in ir.programs
+    )
+    return msgspec.structs.replace(ir, programs=programs)
+
+
+def _drop(function: Function, capture: tuple[str, ...]) -> Function:
+    read = {*function.results}
+    read |= {alias.alias_of or "" for alias in function.aliases if is_captured(alias, capture)}
+    kept: list[Op] = []
+    for op in reversed(function.ops):
+        edges = tuple(_marked(edge, read, capture) for edge in op.results)
+        if op.state is None and not any(edge.live for edge in edges):
+            continue
+        kept.append(msgspec.structs.replace(op, results=edges))
+        read.update(name for name in op.inputs if name is not None)
+    ops = tuple(reversed(kept))
+    named = {*_names(ops), *(parameter.name for parameter in function.parameters)}
+    return msgspec.structs.replace(
+        function,
+        ops=ops,
+        aliases=tuple(alias for alias in function.aliases if alias.alias_of in named),
+    )
+
+
+def _marked(edge: Edge, read: set[str], capture: tuple[str, ...]) -> Edge:
+    return msgspec.structs.replace(edge, live=edge.name in read or is_captured(edge, capture))
+
+
+def _names(ops: Iterable[Op]) -> set[str]:
+    return {edge.name for op in ops for edge in op.results}
