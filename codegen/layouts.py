@@ -106,7 +106,11 @@ def without_axes(layout: Layout, dropped: Iterable[str]) -> Layout:
     """Return the layout of a bias: the input axes are gone, and dimensions that held only them."""
     gone = set(dropped)
     kept = (tuple(_without(term, gone) for term in dimension) for dimension in layout)
-    return tuple(dimension for dimension in kept if all(dimension))
+    return tuple(dimension for dimension in kept if all(map(_names_axis, dimension)))
+
+
+def _names_axis(term: tuple[Atom, ...]) -> bool:
+    return any(not isinstance(atom, Literal) for atom in term)
 
 
 def _without(term: tuple[Atom, ...], gone: set[str]) -> tuple[Atom, ...]:
@@ -195,7 +199,7 @@ def _factors(atom: Atom, sizes: Mapping[str, int]) -> list[Factor]:
                 raise LayoutError(f"`pairs({name})` needs an even size, got {sizes[name]}")
             return [Factor(name, 1, sizes[name] // 2), Factor(name, 0, 2)]
         case Minor(name, by):
-            return [Factor(name, 1, sizes[name] // sizes[by]), *()]
+            return [Factor(name, 1, sizes[name] // sizes[by])]
         case Axis(name):
             return [Factor(name, 0, sizes[name])]
 

@@ -87,8 +87,9 @@ class ProgramWalker:
 
     def _loop(self, loop: syntax.For, later: tuple[syntax.Statement, ...]) -> None:
         by_index = _reads_index(loop.body, loop.index.name)
-        rows = self._rows if not self._environment.nominal else self._rows[:1]
-        for layer, row in enumerate(rows):
+        count = 1 if self._environment.nominal else self._environment.dims[loop.axis.name]
+        for layer in range(count):
+            row = self._rows[layer] if self._rows else {}
             values = {name: supplied.value for name, supplied in row.items()}
             key = (loop.span, _frozen(values), layer if by_index else None)
             if key not in self._kinds:

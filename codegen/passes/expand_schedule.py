@@ -98,21 +98,18 @@ def _scalar_values(
 def _names(elaboration: Elaboration, groups: Sequence[list[int]]) -> list[str]:
     steps = elaboration.steps
     looped = [place for place, step in enumerate(steps) if step.layer is not None]
-    layers = [group for group in groups if steps[group[0]].layer is not None]
-    names = []
-    taken: set[str] = set()
-    for group in groups:
-        if steps[group[0]].layer is not None:
-            name = _layer_name([steps[p] for p in group], steps, len(layers))
-        else:
-            name = _segment_name(group[0], looped)
-        unique, number = name, 1
-        while unique in taken:
-            number += 1
-            unique = f"{name}_{number}"
-        taken.add(unique)
-        names.append(unique)
-    return names
+    layers = [[steps[p] for p in group] for group in groups if steps[group[0]].layer is not None]
+    layer_names = iter(_layer_names(layers))
+    names = [
+        next(layer_names)
+        if steps[group[0]].layer is not None
+        else _segment_name(group[0], looped)
+        for group in groups
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name}_{names[:place].count(name) + 1}"
+        for place, name in enumerate(names)
+    ]
 
 
 def _segment_name(place: int, looped: list[int]) -> str:
@@ -123,24 +120,32 @@ def _segment_name(place: int, looped: list[int]) -> str:
     return "head" if place > looped[-1] else "between"
 
 
-def _layer_name(own: Sequence[Step], steps: Sequence[Step], kinds: int) -> str:
-    """Return `layer` and the schedule's words that set these layers apart."""
-    if kinds == 1:
-        return "layer"
-    words = []
-    for name in own[0].row:
-        mine = {_word(name, step.row[name]) for step in own}
-        every = {_word(name, step.row[name]) for step in steps if step.layer is not None}
-        if len(mine) == 1 and len(every) > 1 and None not in mine:
-            words += [word for word in mine if word is not None and word not in words]
-    return "_".join(["layer", *words])
+def _layer_names(kinds: Sequence[Sequence[Step]]) -> list[str]:
+    """Return `layer` and the schedule's words that set each kind apart; switches come last."""
+    if len(kinds) == 1:
+        return ["layer"]
+    names = [_layer_name(own, kinds, str) for own in kinds]
+    if len(set(names)) < len(names):
+        names = [
+            f"{name}{_layer_name(own, kinds, bool).removeprefix('layer')}"
+            for name, own in zip(names, kinds, strict=True)
+        ]
+    return names
 
 
-def _word(name: str, value: Value) -> str | None:
-    """Return what an alternative or a switch is called in a name; numbers have no word."""
+def _layer_name(own: Sequence[Step], kinds: Sequence[Sequence[Step]], type_: type) -> str:
+    words = ["layer"]
+    for name, value in own[0].row.items():
+        mine = {step.row[name] for step in own if type(step.row[name]) is type_}
+        every = {step.row[name] for kind in kinds for step in kind if type(step.row[name]) is type_}
+        if type(value) is type_ and len(mine) == 1 and len(every) > 1:
+            words.append(_word(name, value))
+    return "_".join(dict.fromkeys(words))
+
+
+def _word(name: str, value: Value) -> str:
+    """Return what an alternative or a switch is called in a name."""
     if isinstance(value, str):
         return value
-    if isinstance(value, bool):
-        plain = name.removeprefix("use_")
-        return plain if value else f"no_{plain}"
-    return None
+    plain = name.removeprefix("use_")
+    return plain if value else f"no_{plain}"
