@@ -6,9 +6,7 @@ from cke.dsl import syntax
 
 def written_layout(shape: syntax.Shape) -> Layout:
     """Return the layout after `as`."""
-    return tuple(
-        tuple(_product(term) for term in dimension.terms) for dimension in shape.axes
-    )
+    return tuple(tuple(_product(term) for term in dimension.terms) for dimension in shape.axes)
 
 
 def declared_layout(grouped: tuple[tuple[str, ...], ...]) -> Layout:

@@ -29,9 +29,7 @@ def atom_name(atom: syntax.AxisAtom) -> str:
             raise bad_shape(atom.span, "a sum belongs to a stored layout, not to a type")
 
 
-def typed(
-    axes: tuple[str, ...], instance: Instance, dtype: str, span: Span
-) -> TensorType:
+def typed(axes: tuple[str, ...], instance: Instance, dtype: str, span: Span) -> TensorType:
     """Return the type with the sizes of this instance; duplicate axes are an error."""
     if len(set(axes)) != len(axes):
         twice = next(axis for axis in axes if axes.count(axis) > 1)

@@ -10,7 +10,7 @@ import msgspec
 
 from cke.dsl import syntax
 from cke.dsl.circuit import Circuit
-from cke.dsl.config import ResolvedConfig, resolve_config
+from cke.dsl.config import BoundConfig, bind_config
 from cke.dsl.contracts import Numerics, Row
 from cke.dsl.elaborate_errors import Errors
 from cke.dsl.elaborate_givens import tensor_type
@@ -18,9 +18,8 @@ from cke.dsl.elaborate_program import ProgramWalker, Rows
 from cke.dsl.elaborate_statements import FunctionWalker, Settings
 from cke.dsl.elaborated import Elaboration
 from cke.dsl.function_builder import Reference
-from cke.dsl.nominal import NominalValues, nominal_dims
 from cke.dsl.points import Points
-from cke.dsl.scope import Environment, Instance, Supplied
+from cke.dsl.scope import NOMINAL, Environment, Instance, Supplied
 from cke.errors import CkeError, Diagnostic
 from cke.schemas.ir import TensorType, Value
 from cke.schemas.model_source import ModelSource
@@ -40,7 +39,7 @@ def elaborate(
     circuit: Circuit, source: ModelSource, dtype: str
 ) -> tuple[Elaboration, dict[str, int]]:
     """Return the elaboration of a circuit under a model's config, and the sizes of its dims."""
-    config = resolve_config(circuit, source)
+    config = bind_config(circuit, source)
     environment = _environment(circuit, config.dims, _supplied(circuit, config), nominal=False)
     rows = _rows(circuit, config)
     settings = _settings(circuit, source.format, dtype)
@@ -52,10 +51,10 @@ def elaborate(
 
 def check_blocks(circuit: Circuit) -> list[Diagnostic]:
     """Return what is wrong with the circuit's blocks whatever the config says."""
-    config = NominalValues(circuit.config).supplied()
-    schedule = NominalValues({**circuit.config, **circuit.schedule_rows}).supplied()
-    rows = [{name: schedule[name] for name in circuit.schedule_rows}]
-    environment = _environment(circuit, nominal_dims(circuit.config), config, nominal=True)
+    config = bind_config(circuit, None)
+    rows = _rows(circuit, config) or [{}]
+    dims = dict.fromkeys(_dims(circuit), NOMINAL)
+    environment = _environment(circuit, dims, _supplied(circuit, config), nominal=True)
     found: list[Diagnostic] = []
     for format in ("hf", "gguf"):
         settings = _settings(circuit, format, "f32")
@@ -66,6 +65,14 @@ def check_blocks(circuit: Circuit) -> list[Diagnostic]:
                 _check_block(block, layer, settings)
         found += [each for each in settings.errors.found if each not in found]
     return list(_with_source(circuit, found))
+
+
+def _dims(circuit: Circuit) -> list[str]:
+    return [
+        name
+        for name, bind in circuit.config.items()
+        if [atom.name for atom in bind.type.alternatives] == ["dim"]
+    ]
 
 
 def _check_block(block: syntax.Block, environment: Environment, settings: Settings) -> None:
@@ -119,16 +126,16 @@ def _fields(environment: Environment) -> dict[str, object]:
     return {name: getattr(environment, name) for name in environment.__struct_fields__}
 
 
-def _supplied(circuit: Circuit, config: ResolvedConfig) -> dict[str, Supplied]:
+def _supplied(circuit: Circuit, config: BoundConfig) -> dict[str, Supplied]:
     return {
         name: Supplied(value, circuit.config[name].span) for name, value in config.values.items()
     }
 
 
-def _rows(circuit: Circuit, config: ResolvedConfig) -> Sequence[Mapping[str, Supplied]]:
+def _rows(circuit: Circuit, config: BoundConfig) -> Sequence[Mapping[str, Supplied]]:
     return [
         {name: Supplied(value, circuit.schedule_rows[name].span) for name, value in row.items()}
-        for row in config.schedule
+        for row in config.rows
     ]
 
 

@@ -8,7 +8,7 @@ from cke.dsl.contracts import FLOATS, Numerics
 from cke.dsl.elaborate_attributes import complete
 from cke.dsl.elaborate_errors import error
 from cke.dsl.function_builder import FunctionBuilder, Invocation, Reference, Target
-from cke.dsl.scope import NOMINAL, Instance, OperatorPart, Removed, SlotReference, Static
+from cke.dsl.scope import NOMINAL, Instance, Removed, SlotReference, Static
 from cke.errors import Note, Span
 from cke.kernel_registry.operators import Inference, Operand, Operator, ShapeError
 from cke.schemas.ir import StateSlot, TensorType
@@ -102,7 +102,9 @@ class Applier:
         if value is None or isinstance(value, Removed):
             return None
         raise error(
-            "CKE212", item.span, f"`{item.label}` needs a tensor for `{operand.name}`, got `{value}`"
+            "CKE212",
+            item.span,
+            f"`{item.label}` needs a tensor for `{operand.name}`, got `{value}`",
         )
 
     def _with_hidden(

@@ -57,7 +57,7 @@ def given(
                 "CKE213",
                 row_span,
                 f"`{name}` of block `{instance.block.name}` has no value",
-                Note(f"bind it in the config or the schedule, or give it a default", label="help"),
+                Note("bind it in the config or the schedule, or give it a default", label="help"),
             )
         check_alternative(name, found.value, row.type, found.by or span)
         instance.resolved[name] = found
@@ -138,7 +138,10 @@ def _tensor(
         "CKE213",
         row.span,
         f"`{name}` of block `{instance.block.name}` has no value",
-        Note("the session supplies `positions` and `valid`; other tensors are parameters", label="help"),
+        Note(
+            "the session supplies `positions` and `valid`; other tensors are parameters",
+            label="help",
+        ),
     )
 
 

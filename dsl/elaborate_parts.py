@@ -6,10 +6,9 @@ A part that `when` removes stays known by name, so that an optional operand may 
 from collections.abc import Callable, Iterator
 
 from cke.dsl import syntax
-from cke.dsl.axes import axis_names, axis_size, typed
-from cke.dsl.elaborate_attributes import complete, shape_axes, written
-from cke.dsl.elaborate_errors import error
-from cke.dsl.elaborate_expressions import StaticError
+from cke.dsl.axes import axis_size, typed
+from cke.dsl.elaborate_attributes import shape_axes, written
+from cke.dsl.elaborate_errors import PoisonedError, error
 from cke.dsl.elaborate_givens import Evaluate
 from cke.dsl.elaborated import Clause, WeightUse
 from cke.dsl.function_builder import Reference
@@ -97,7 +96,13 @@ class PartBuilder:
         if constructor.name not in self._instance.givens:
             return constructor.name
         name = syntax.Name(span=constructor.span, name=constructor.name)
-        return str(self._evaluate(name, self._instance))
+        value = self._evaluate(name, self._instance)
+        default = self._instance.givens[constructor.name][0].default
+        if value is UNKNOWN and default is not None:
+            value = self._evaluate(default, self._instance)
+        if value is UNKNOWN:
+            raise PoisonedError
+        return str(value)
 
     def _tensor(self, row: syntax.Part, constructor: syntax.Constructor) -> Reference:
         axes, _ = shape_axes(constructor.shape)
@@ -138,9 +143,7 @@ class PartBuilder:
         self, row: syntax.Part, constructor: syntax.Constructor, operator: Operator
     ) -> OperatorPart:
         before, after = shape_axes(constructor.shape)
-        values = written(
-            operator, row.name, constructor.arguments, self._instance, self._evaluate
-        )
+        values = written(operator, row.name, constructor.arguments, self._instance, self._evaluate)
         filled = {name: False if v is UNKNOWN else v for name, v in values.items()}
         assert operator.weight_rule is not None
         try:
@@ -264,7 +267,9 @@ class PartBuilder:
             if clause.layout is not None:
                 names |= set(_layout_names(clause.layout.axes))
             names |= {
-                each for each in self._instance.environment.dims if any("{" + each + "}" in n for n in clause.names)
+                each
+                for each in self._instance.environment.dims
+                if any("{" + each + "}" in n for n in clause.names)
             }
         sizes = {}
         for name in sorted(names):
@@ -321,16 +326,12 @@ def type_span(clauses: list[Clause], instance: Instance) -> Span:
 
 def _with_dtype(lane: Parameter, dtype: str) -> Parameter:
     own = lane.type
-    return Parameter(
-        name=lane.name, type=TensorType(axes=own.axes, shape=own.shape, dtype=dtype)
-    )
+    return Parameter(name=lane.name, type=TensorType(axes=own.axes, shape=own.shape, dtype=dtype))
 
 
 def _mentions(rows: Iterator[syntax.PartRow], part: str) -> Iterator[ClauseRow]:
     for row in rows:
-        names = (
-            (row.name,) if isinstance(row, syntax.Part) else tuple(n.name for n in row.names)
-        )
+        names = (row.name,) if isinstance(row, syntax.Part) else tuple(n.name for n in row.names)
         if part in names:
             for clause in row.clauses:
                 yield names, clause

@@ -25,7 +25,6 @@ from cke.dsl.scope import (
     Poison,
     Removed,
     SlotReference,
-    Supplied,
 )
 from cke.errors import Note, Span
 from cke.kernel_registry.operators import ARITHMETIC, OPERATORS, Operator
@@ -131,9 +130,7 @@ class FunctionWalker:
         self._bind_parameters(child, part.name, arguments, span)
         return self.run(child)
 
-    def _bind_parameters(
-        self, child: Instance, label: str, arguments: Values, span: Span
-    ) -> None:
+    def _bind_parameters(self, child: Instance, label: str, arguments: Values, span: Span) -> None:
         block = child.block
         if len(arguments) != len(block.parameters):
             raise error(
@@ -146,7 +143,9 @@ class FunctionWalker:
             expected = tensor_type(parameter.type, child, self._settings.dtype)
             if not isinstance(value, Reference):
                 raise error(
-                    "CKE217", span, f"`{label}` needs a tensor for `{parameter.name}`, got `{value}`"
+                    "CKE217",
+                    span,
+                    f"`{label}` needs a tensor for `{parameter.name}`, got `{value}`",
                 )
             self._check_argument(label, parameter, expected, value, span)
             child.bound[parameter.name] = value
@@ -201,9 +200,7 @@ class FunctionWalker:
 
     # Statements.
 
-    def statements(
-        self, body: Sequence[syntax.Statement], instance: Instance
-    ) -> Values | None:
+    def statements(self, body: Sequence[syntax.Statement], instance: Instance) -> Values | None:
         """Run statements in order; return what the first `return` gives, None without one."""
         returned: Values | None = None
         for statement in body:
@@ -428,13 +425,12 @@ class FunctionWalker:
             case syntax.Binary():
                 return self._binary(expression, instance, target)
         raise error(
-            "CKE219", expression.span, "a block reads no config: bind the value and list it"
-            " under `given`"
+            "CKE219",
+            expression.span,
+            "a block reads no config: bind the value and list it under `given`",
         )
 
-    def _choose(
-        self, expression: syntax.Conditional, instance: Instance, target: Target
-    ) -> object:
+    def _choose(self, expression: syntax.Conditional, instance: Instance, target: Target) -> object:
         condition = self.value(expression.condition, instance, target)
         if condition is UNKNOWN:
             self.value(expression.otherwise, instance, target)
@@ -461,7 +457,9 @@ class FunctionWalker:
                     "CKE220", expression.operator_span, f"`{sign}` takes no tensors: use + - *"
                 )
             operator = OPERATORS[ARITHMETIC[sign]]
-            return self._apply(operator, operator.name, (left, right), {}, instance, (target,), expression.span)[0]
+            return self._apply(
+                operator, operator.name, (left, right), {}, instance, (target,), expression.span
+            )[0]
         if isinstance(left, Reference) or isinstance(right, Reference):
             return self._mixed(expression, left, right, instance, target)
         for side, operand in ((left, expression.left), (right, expression.right)):
@@ -575,9 +573,7 @@ class FunctionWalker:
         targets: Sequence[Target],
     ) -> Values:
         if name in OPERATORS:
-            return self._call_operator(
-                OPERATORS[name], name, expression, instance, targets, None
-            )
+            return self._call_operator(OPERATORS[name], name, expression, instance, targets, None)
         if name in static.FUNCTIONS:
             values = self._positional(expression, instance, targets[0])
             try:
@@ -598,7 +594,11 @@ class FunctionWalker:
         named = tuple(a for a in expression.arguments if a.name is not None)
         inputs = {operand.name for operand in operator.inputs if not operand.hidden}
         attributes = written(
-            operator, label, tuple(a for a in named if a.name not in inputs), instance, self.evaluate
+            operator,
+            label,
+            tuple(a for a in named if a.name not in inputs),
+            instance,
+            self.evaluate,
         )
         positional = [*self._positional(expression, instance, targets[0])]
         by_name = {a.name: a.value for a in named if a.name in inputs}
@@ -614,9 +614,7 @@ class FunctionWalker:
             operator, label, tuple(positional), own, instance, targets, expression.span, part
         )
 
-    def _positional(
-        self, expression: syntax.Call, instance: Instance, target: Target
-    ) -> Values:
+    def _positional(self, expression: syntax.Call, instance: Instance, target: Target) -> Values:
         nested = Target(target.instance, target.name, expression.span)
         return tuple(
             self.value(argument.value, instance, nested)

@@ -143,9 +143,7 @@ class FunctionBuilder:
     def _derive(self, target: Target, operator: str) -> Checkpoint:
         middle = f"{target.instance}/" if target.instance else ""
         name = _numbered(self._derived, f"edge/{middle}{target.name}/{operator}")
-        return Checkpoint(
-            name=name, point=None, taxonomy=None, version=1, instance=target.instance
-        )
+        return Checkpoint(name=name, point=None, taxonomy=None, version=1, instance=target.instance)
 
 
 def _numbered(counts: dict[str, int], name: str) -> str:

@@ -59,9 +59,7 @@ class Points:
         version = versions[0] if point.version is None else point.version
         if version not in versions:
             listed = ", ".join(map(str, versions))
-            raise _unknown(
-                point.span, f"point `{point.name}` has version {listed}, got {version}"
-            )
+            raise _unknown(point.span, f"point `{point.name}` has version {listed}, got {version}")
         taxonomy, row = self._rows[(point.name, version)]
         return taxonomy, row, version
 
@@ -72,7 +70,9 @@ def _unknown(span: Span, message: str) -> CkeError:
 
 def _renamed(axes: tuple[str, ...], instance: Instance) -> tuple[str, ...]:
     renames = {
-        rename.axis.name: tuple(axis_names((syntax.Dimension(span=rename.span, terms=(rename.axes,)),)))
+        rename.axis.name: tuple(
+            axis_names((syntax.Dimension(span=rename.span, terms=(rename.axes,)),))
+        )
         for rename in instance.block.renames
     }
     return tuple(name for axis in axes for name in renames.get(axis, (axis,)))

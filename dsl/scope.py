@@ -9,20 +9,12 @@ from typing import Any
 import msgspec
 
 from cke.dsl import syntax
+from cke.dsl.evaluate import UNKNOWN
 from cke.dsl.function_builder import Reference
 from cke.errors import Span
 from cke.kernel_registry.operators import Operator
 from cke.schemas.ir import StateSlot, TensorType
 
-
-class Unknown:
-    """A value that only a config supplies; checks without a config carry it along."""
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = Unknown()
 Static = Any
 """None, bool, int, float, str, a list, a scaling as a dict, or UNKNOWN."""
 
@@ -117,9 +109,7 @@ class Instance:
         self.called_at = called_at
         self.bound: dict[str, object] = {}
         self.parts: dict[str, object] = {}
-        self.givens = {
-            name.name: (row, name.span) for row in block.given for name in row.names
-        }
+        self.givens = {name.name: (row, name.span) for row in block.given for name in row.names}
         self.resolved: dict[str, Supplied] = {}
         self.key_positions: Reference | None = None
 

@@ -5,7 +5,7 @@ name, or an error. Without tensors (a config alone) the first source of each cla
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,7 +13,7 @@ from cke.codegen import layouts
 from cke.codegen.layouts import Layout, LayoutError
 from cke.codegen.stored_layouts import declared_layout, written_layout
 from cke.dsl.elaborated import Clause, Elaboration, Step, WeightUse
-from cke.errors import CkeError, Diagnostic, Note, Span
+from cke.errors import CkeError, Diagnostic, Note
 from cke.schemas.bindings import Coverage, Transform, WeightBinding
 from cke.schemas.ir import Value
 from cke.schemas.model_source import ModelSource, TensorInfo
@@ -30,9 +30,7 @@ class Bound(msgspec.Struct, frozen=True):
     weights: tuple[dict[str, str], ...]
 
 
-def bind_weights(
-    elaboration: Elaboration, source: ModelSource, ignored: Iterable[str]
-) -> Bound:
+def bind_weights(elaboration: Elaboration, source: ModelSource, ignored: Iterable[str]) -> Bound:
     """Return the bindings of an elaboration to a model; all errors are raised together."""
     binder = _Binder(source)
     weights = []
@@ -148,7 +146,9 @@ class _Binder:
         if not use.clauses:
             message = f"`{semantic}` has no {self._source.format} source"
             fix = f'add `{self._source.format} "…"` to its row'
-            self._report("CKE454", None, message, Note("declared at", use.span), Note(fix, None, "help"))
+            self._report(
+                "CKE454", None, message, Note("declared at", use.span), Note(fix, None, "help")
+            )
             return
         self._report(
             "CKE450",
@@ -157,9 +157,7 @@ class _Binder:
             Note("declared at", use.span),
         )
 
-    def _transforms(
-        self, use: WeightUse, found: _Found, semantic: str
-    ) -> tuple[Transform, ...]:
+    def _transforms(self, use: WeightUse, found: _Found, semantic: str) -> tuple[Transform, ...]:
         axes = use.type.axes
         looped = axes[:1] if found.looped else ()
         layout = self._layout(use, found, looped)
@@ -248,7 +246,9 @@ class _Binder:
                 Note("bind it in the circuit, or add it to `ignore tensors`", None, "help"),
             )
         if len(stray) > LISTED:
-            self._report("CKE452", None, f"{len(stray) - LISTED} more tensors are not accounted for")
+            self._report(
+                "CKE452", None, f"{len(stray) - LISTED} more tensors are not accounted for"
+            )
         return Coverage(used=used, ignored=ignored)
 
     def _report(self, code: str, path: str | None, message: str, *notes: Note) -> None:

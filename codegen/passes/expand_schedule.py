@@ -101,9 +101,7 @@ def _names(elaboration: Elaboration, groups: Sequence[list[int]]) -> list[str]:
     layers = [[steps[p] for p in group] for group in groups if steps[group[0]].layer is not None]
     layer_names = iter(_layer_names(layers))
     names = [
-        next(layer_names)
-        if steps[group[0]].layer is not None
-        else _segment_name(group[0], looped)
+        next(layer_names) if steps[group[0]].layer is not None else _segment_name(group[0], looped)
         for group in groups
     ]
     return [
