@@ -65,7 +65,7 @@ def _hint(value: Value, type_: syntax.Type) -> tuple[Note, ...]:
     """Return how an external spelling is written here, when the type has that alternative."""
     names = {atom.name for atom in type_.alternatives}
     if value in ("neox", "norm") and "split_half" in names:
-        text = "llama.cpp's NEOX order is `split_half`, its NORM order is `interleaved`"
+        text = "ggml's NEOX order is `split_half`, its NORM order is `interleaved`"
         return (Note(text, label="help"),)
     for spellings in SPELLINGS.values():
         if isinstance(value, str) and spellings.get(value) in names:
