@@ -293,17 +293,15 @@ class PartBuilder:
                 options["dtype"] = argument.value.name
             else:
                 options[argument.name or ""] = self._evaluate(argument.value, self._instance)
-        dtype = options.get("dtype")
-        if dtype is not None:
-            lanes = [_with_dtype(lane, dtype) for lane in lanes]
-        keep = options.get("keep")
+        keep = NOMINAL if options.get("keep") is UNKNOWN else options.get("keep")
         window = options.get("window")
+        lanes = [_sized(lane, options.get("dtype"), keep) for lane in lanes]
         return StateSlot(
             name=self._instance.child_path(row.name),
             kind=kind,
             lanes=tuple(lanes),
             window=None if window is UNKNOWN else window,
-            keep=NOMINAL if keep is UNKNOWN else keep,
+            keep=keep,
             span=row.span,
         )
 
@@ -314,7 +312,7 @@ class PartBuilder:
             if not isinstance(item, syntax.Name):
                 raise error("CKE210", item.span, "a lane lists its axes by name")
             axes.append(item.name)
-        lead = ("B", "S") if kind == "cache" else ("B",)
+        lead = ("B",) if kind == "carry" else ("B", "S")
         type_ = typed((*lead, *axes), self._instance, self._dtype, argument.span)
         return Parameter(name=argument.name or "", type=type_)
 
@@ -324,9 +322,12 @@ def type_span(clauses: list[Clause], instance: Instance) -> Span:
     return clauses[0].span if clauses else instance.block.signature
 
 
-def _with_dtype(lane: Parameter, dtype: str) -> Parameter:
+def _sized(lane: Parameter, dtype: str | None, keep: int | None) -> Parameter:
+    """Return the lane in its own dtype; a shift has `keep` rows."""
     own = lane.type
-    return Parameter(name=lane.name, type=TensorType(axes=own.axes, shape=own.shape, dtype=dtype))
+    shape = own.shape if keep is None else (own.shape[0], keep, *own.shape[2:])
+    type_ = TensorType(axes=own.axes, shape=shape, dtype=dtype or own.dtype)
+    return Parameter(name=lane.name, type=type_)
 
 
 def _mentions(rows: Iterator[syntax.PartRow], part: str) -> Iterator[ClauseRow]:
