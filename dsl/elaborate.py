@@ -19,6 +19,7 @@ from cke.dsl.elaborate_statements import FunctionWalker, Settings
 from cke.dsl.elaborated import Elaboration
 from cke.dsl.function_builder import Reference
 from cke.dsl.points import Points
+from cke.dsl.reads import read_names
 from cke.dsl.scope import NOMINAL, Environment, Instance, Supplied
 from cke.errors import CkeError, Diagnostic
 from cke.schemas.ir import TensorType, Value
@@ -60,9 +61,8 @@ def check_blocks(circuit: Circuit) -> list[Diagnostic]:
         settings = _settings(circuit, format, "f32")
         _walk(circuit, environment, settings, rows)
         layer = Environment(**{**_fields(environment), "row": rows[0]})
-        for block in circuit.blocks.values():
-            if block.name != circuit.entry:
-                _check_block(block, layer, settings)
+        for block in _further_blocks(circuit):
+            _check_block(block, layer, settings)
         found += [each for each in settings.errors.found if each not in found]
     return list(_with_source(circuit, found))
 
@@ -72,6 +72,18 @@ def _dims(circuit: Circuit) -> list[str]:
         name
         for name, bind in circuit.config.items()
         if [atom.name for atom in bind.type.alternatives] == ["dim"]
+    ]
+
+
+def _further_blocks(circuit: Circuit) -> list[syntax.Block]:
+    """Return the circuit's own blocks, and those that its config or schedule may choose."""
+    binds = (*circuit.config.values(), *circuit.schedule_rows.values())
+    named = read_names([bind.value for bind in binds])
+    return [
+        block
+        for block in circuit.blocks.values()
+        if block.name in named or block.span.file in circuit.own_files
+        if not any(isinstance(statement, syntax.For) for statement in block.body)
     ]
 
 

@@ -170,7 +170,8 @@ class Applier:
             raise error(
                 "CKE212",
                 item.span,
-                f"`{item.label}` gives {len(types) - len(hidden)} results, got {len(targets)} names",
+                f"`{item.label}` gives {len(types) - len(hidden)} results, "
+                f"got {len(targets)} names",
             )
         extra = [Target(instance.path, name, item.span) for name in hidden]
         for each in (*operands, *item.weights):

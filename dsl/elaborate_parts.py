@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from cke.dsl import syntax
 from cke.dsl.axes import axis_size, typed
 from cke.dsl.elaborate_attributes import shape_axes, written
-from cke.dsl.elaborate_errors import PoisonedError, error
+from cke.dsl.elaborate_errors import Errors, PoisonedError, error
 from cke.dsl.elaborate_givens import Evaluate
 from cke.dsl.elaborated import Clause, WeightUse
 from cke.dsl.function_builder import Reference
@@ -18,6 +18,7 @@ from cke.dsl.scope import (
     BlockPart,
     Instance,
     OperatorPart,
+    Poison,
     Removed,
     SlotReference,
     Static,
@@ -42,12 +43,14 @@ class PartBuilder:
         dtype: str,
         evaluate: Evaluate,
         weight_dtype: WeightDtype,
+        errors: Errors,
     ) -> None:
         self._instance = instance
         self._format = format
         self._dtype = dtype
         self._evaluate = evaluate
         self._weight_dtype = weight_dtype
+        self._errors = errors
         self.weights: dict[str, WeightUse] = {}
         self.slots: list[StateSlot] = []
 
@@ -56,7 +59,9 @@ class PartBuilder:
         instance = self._instance
         for row in instance.block.parts:
             if isinstance(row, syntax.Part):
-                instance.parts[row.name] = self._part(row)
+                instance.parts[row.name] = Poison()
+                with self._errors.collected(instance):
+                    instance.parts[row.name] = self._part(row)
         for state in instance.block.state:
             if self._holds(state.condition):
                 slot = self._slot(state)

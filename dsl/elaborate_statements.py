@@ -106,6 +106,7 @@ class FunctionWalker:
             lambda operator, where, part: self._settings.numerics.weight_dtype(
                 operator, part_paths(where, part)
             ),
+            self._settings.errors,
         )
         self.instances.append(instance)
         with self._settings.errors.collected(instance):
@@ -353,7 +354,7 @@ class FunctionWalker:
         expression: syntax.Expression,
         slot: StateSlot,
     ) -> None:
-        """Give the rows before and after an append their roles: new_key, stored_key, …"""
+        """Give the rows before and after an append their roles: new_key, stored_key and so on."""
         assert isinstance(expression, syntax.Call)
         roles = [ROLES.get(lane.name, lane.name) for lane in slot.lanes]
         rows = [self._row_before(a.value, instance) for a in expression.arguments[1:]]
@@ -385,7 +386,8 @@ class FunctionWalker:
             raise error(
                 "CKE254",
                 point.span,
-                f"point `{point.name}` is attached twice in `{instance.path or instance.block.name}`",
+                f"point `{point.name}` is attached twice in one instance of "
+                f"`{instance.block.name}`",
                 Note("first attached at", first),
             )
         self._attached[(checkpoint.name, role)] = point.span
@@ -559,11 +561,10 @@ class FunctionWalker:
         if not isinstance(function, syntax.Name):
             raise error("CKE211", function.span, "expected the name of a part or operator")
         name = function.name
-        if name in instance.parts:
-            return instance.parts[name], name
-        if name in instance.givens and not is_operator(name):
-            return self._read(name, function.span, instance), name
-        return name, name
+        if name in instance.givens and name not in instance.parts and not is_operator(name):
+            value = self._read(name, function.span, instance)
+            return (_any_operator(instance, name) if value is UNKNOWN else value), name
+        return self._read(name, function.span, instance) if name in instance.parts else name, name
 
     def _call_named(
         self,
@@ -621,6 +622,13 @@ class FunctionWalker:
             for argument in expression.arguments
             if argument.name is None
         )
+
+
+def _any_operator(instance: Instance, given: str) -> object:
+    """Return an operator that a given may name, for a check without a config."""
+    row, _ = instance.givens[given]
+    names = [atom.name for atom in row.type.alternatives]
+    return next((name for name in names if is_operator(name)), UNKNOWN)
 
 
 ROLES = {"k": "key", "v": "value"}

@@ -15,7 +15,7 @@ from cke.schemas.ir import Checkpoint, Contract, Edge, TensorType, Value
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A tensor as a statement sees it: an edge, parameter or weight by name, and where it came to be.
+    """A tensor as a statement sees it: an edge, parameter or weight by name, made at `span`.
 
     `pending` is the alias that a point of the same statement names.
     """

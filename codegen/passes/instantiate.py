@@ -1,4 +1,4 @@
-"""Circuit × model → BuildIR without kernels: config, elaboration, layer kinds, weight bindings.
+"""Circuit and model → BuildIR without kernels: config, elaboration, layer kinds, weight bindings.
 
 One program per phase: prefill and decode when a block has state, else encode. Goal: the work does
 not grow with the depth of the model, but for one binding per weight.
