@@ -1,16 +1,6 @@
-"""Named axes of arrays as an oracle exposes them, and the digest of what was fed."""
-
-import hashlib
-import json
+"""Named axes of arrays as an oracle exposes them."""
 
 from cke.errors import CkeError, Diagnostic
-from cke.runtime.schedule import CaptureRequest
-
-
-def tokens_sha256(request: CaptureRequest) -> str:
-    """Return the digest of the tokens, rows and forced steps included."""
-    text = json.dumps([request.tokens, request.forced], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def unpack_axes(

@@ -18,11 +18,11 @@ import numpy as np
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
 from cke.oracles.ggml import name_and_op, op_float, read_tensor
-from cke.oracles.layout import tokens_sha256, unpack_axes
+from cke.oracles.layout import unpack_axes
 from cke.oracles.points import GraphPoint, graph_table
 from cke.oracles.rows import RowSink, emit_rows, row_segment
-from cke.oracles.summary import record_of
-from cke.runtime.schedule import CaptureRequest, plan_segments
+from cke.runtime.records import record_of
+from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
 ROPE_PAIR_ARCHITECTURES = {"llama"}

@@ -17,11 +17,11 @@ import transformers
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
-from cke.oracles.layout import tokens_sha256, unpack_axes
+from cke.oracles.layout import unpack_axes
 from cke.oracles.points import ModulePoint, Table, table_for
 from cke.oracles.rows import RowSink, emit_rows, row_segment
-from cke.oracles.summary import record_of
-from cke.runtime.schedule import CaptureRequest, plan_segments
+from cke.runtime.records import record_of
+from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.schemas.trace import (
     Body,
     CacheLayout,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from cke.oracles.base import Array, Sink
-from cke.oracles.summary import record_of, split_id
+from cke.runtime.records import record_of, split_id
 from cke.schemas.trace import Record, Segment
 
 Key = tuple[str, str | None]

@@ -5,6 +5,9 @@ schedules is a difference of what was asked for. Rows of unequal length are padd
 with position -1; padding is never attended to and never written to a cache.
 """
 
+import hashlib
+import json
+
 import msgspec
 
 from cke.errors import CkeError, Diagnostic
@@ -97,3 +100,9 @@ def _check(request: CaptureRequest) -> None:
 
 def _bad(message: str) -> CkeError:
     return CkeError(Diagnostic(code="CKE701", message=message))
+
+
+def tokens_sha256(request: CaptureRequest) -> str:
+    """Return the digest of the tokens, rows and forced steps included."""
+    text = json.dumps([request.tokens, request.forced], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.oracles.summary import digest
+from cke.runtime.records import digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.numerical_report import Conservation
 from cke.schemas.trace import Record

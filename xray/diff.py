@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.oracles.summary import digest
+from cke.runtime.records import digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.numerical_report import (
     Conservation,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cke.errors import CkeError, MissingInputError, RejectedError
-from cke.oracles.summary import digest, record_of
+from cke.runtime.records import digest, record_of
 from cke.runtime.trace_reader import read_trace
 from cke.runtime.trace_writer import TraceWriter, body_sha256
 from cke.schemas.trace import Body, Identity, Neutrality, Producer, Segment

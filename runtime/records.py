@@ -3,10 +3,11 @@
 import hashlib
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cke.oracles.base import Array
 from cke.schemas.trace import Record, Summary
 
+Array = NDArray[np.generic]
 WIRE_DTYPES = {
     "float32": "fp32",
     "float16": "fp16",
@@ -68,11 +69,15 @@ def record_of(
     role: str | None = None,
     derivation: str | None = None,
     order: int | None = None,
+    kernel_id: str | None = None,
+    numerical_contract_id: str | None = None,
+    effective_contract_id: str | None = None,
+    version: int = 1,
 ) -> Record:
-    """Return the record of a capture of an oracle; it has no kernel and no contract of ours."""
+    """Return the record of a capture; an oracle's has no kernel and no contract of ours."""
     return Record(
         checkpoint_id=join_id(name, layer),
-        version=1,
+        version=version,
         role=role,
         layer=layer,
         phase="decode" if phase == "decode" else "prefill",
@@ -85,4 +90,7 @@ def record_of(
         summary=summarise(array),
         derivation=derivation,
         order=order,
+        kernel_id=kernel_id,
+        numerical_contract_id=numerical_contract_id,
+        effective_contract_id=effective_contract_id,
     )
