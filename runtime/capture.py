@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from cke.runtime.drivers import XLA_OPTIONS, Driver
 from cke.runtime.package import Package
-from cke.runtime.placement import step_name
 from cke.runtime.records import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.runtime.session import Session
@@ -43,6 +42,10 @@ class Sink(Protocol):
 
     def add(self, record: Record, array: Host) -> None:
         """Keep one capture."""
+        ...
+
+    def reset(self) -> None:
+        """Drop every capture."""
         ...
 
 
@@ -115,33 +118,14 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
         compared_outputs=len(first),
     )
     if repeatable:
-        held = _Held()
-        emit = _Emitter(edges, request, segments, held)
-        captured = _run(evidence, subject, segments, emit)
+        captured = _run(evidence, subject, segments, _Emitter(edges, request, sink))
         equal = _equal(second, captured)
         status = "neutral" if equal else "rejected"
         neutrality = msgspec.structs.replace(neutrality, status=status, outputs_equal=equal)
-        if equal:
-            held.release(sink)
-        else:
+        if not equal:
+            sink.reset()
             neutrality = _isolated(subject, request, segments, second, edges, sink, neutrality)
     return _body(subject, request, segments, edges, neutrality)
-
-
-class _Held:
-    """Captures kept until the gate has spoken."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[Record, Host]] = []
-
-    def add(self, record: Record, array: Host) -> None:
-        """Keep one capture."""
-        self.items.append((record, array))
-
-    def release(self, sink: Sink) -> None:
-        """Give every capture on."""
-        for record, array in self.items:
-            sink.add(record, array)
 
 
 def _isolated(
@@ -163,16 +147,34 @@ def _isolated(
     )
     kept: list[str] = []
     for name in names:
-        held = _Held()
         driver = subject.evidence((name, f"{name}.*"))
-        emit = _Emitter(Edges(driver.package), request, segments, held)
+        found = _Memory()
+        emit = _Emitter(Edges(driver.package), request, found)
         if _equal(control, _run(driver, subject, segments, emit)):
-            held.release(sink)
+            found.release(sink)
             kept.append(name)
     status = "isolated" if kept else "rejected"
-    return msgspec.structs.replace(
-        neutrality, status=status, mode="isolated", isolated=tuple(kept)
-    )
+    return msgspec.structs.replace(neutrality, status=status, mode="isolated", isolated=tuple(kept))
+
+
+class _Memory:
+    """The captures of one boundary, kept until its run was compared."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Record, Host]] = []
+
+    def add(self, record: Record, array: Host) -> None:
+        """Keep one capture."""
+        self.items.append((record, array))
+
+    def reset(self) -> None:
+        """Drop every capture."""
+        self.items.clear()
+
+    def release(self, sink: Sink) -> None:
+        """Give every capture to `sink`."""
+        for record, array in self.items:
+            sink.add(record, array)
 
 
 def _run(
@@ -205,9 +207,7 @@ def _equal(left: Outputs, right: Outputs) -> bool:
 class _Emitter:
     """Turns captured device arrays into records with their canonical axes."""
 
-    def __init__(
-        self, edges: Edges, request: CaptureRequest, segments: tuple[Segment, ...], sink: Sink
-    ) -> None:
+    def __init__(self, edges: Edges, request: CaptureRequest, sink: Sink) -> None:
         self.edges = edges
         self.request = request
         self.sink = sink
@@ -370,6 +370,3 @@ def _threads() -> int:
     import os
 
     return len(os.sched_getaffinity(0))
-
-
-__all__ = ["Edges", "Subject", "canonical_rows", "capture_subject", "kernel_batches", "step_name"]

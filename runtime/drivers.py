@@ -33,6 +33,7 @@ class Driver(Protocol):
     name: str
     bits: str
     package: Package
+    weights: Mapping[str, PlacedWeights]
 
     def run(
         self,
@@ -53,7 +54,7 @@ class PerLayer:
 
     def __init__(self, package: Package, weights: Mapping[str, PlacedWeights]) -> None:
         self.package = package
-        self._weights = weights
+        self.weights = weights
         self._callables = {phase: self._compiled(phase) for phase in package.phases}
         self._scalars = {phase: _placed_scalars(package, phase) for phase in package.phases}
 
@@ -76,7 +77,7 @@ class PerLayer:
         return run_steps(
             self.package.program(phase),
             self._callables[phase],
-            self._weights[phase],
+            self.weights[phase],
             self._scalars[phase],
             state,
             inputs,
@@ -92,7 +93,7 @@ class WholeStep:
 
     def __init__(self, package: Package, weights: Mapping[str, PlacedWeights]) -> None:
         self.package = package
-        self._weights = weights
+        self.weights = weights
         self._steps = {
             phase: compiled(partial(whole_step, package, phase), (1,)) for phase in package.phases
         }
@@ -106,7 +107,7 @@ class WholeStep:
         rows: Array | None = None,
     ) -> StepOutput:
         """Return outputs, the new state and captured edges; `state` is given up."""
-        return StepOutput(*self._steps[phase](self._weights[phase], state, dict(inputs), rows))
+        return StepOutput(*self._steps[phase](self.weights[phase], state, dict(inputs), rows))
 
     def loop(self, sampling: Sampling, stops: tuple[int, ...]) -> Callable[..., Any]:
         """Return the compiled decode loop for these settings: see `decode_loop`."""
@@ -114,7 +115,7 @@ class WholeStep:
         if key not in self._loops:
             function = partial(decode_loop, self.package, sampling.form, stops)
             self._loops[key] = compiled(function, (1,))
-        return partial(self._loops[key], self._weights["decode"])
+        return partial(self._loops[key], self.weights["decode"])
 
 
 class Eager:
@@ -125,7 +126,7 @@ class Eager:
 
     def __init__(self, package: Package, weights: Mapping[str, PlacedWeights]) -> None:
         self.package = package
-        self._weights = weights
+        self.weights = weights
 
     def run(
         self,
@@ -142,7 +143,7 @@ class Eager:
         }
         scalars = _placed_scalars(self.package, phase)
         with jax.disable_jit():
-            return run_steps(program, callables, self._weights[phase], scalars, state, inputs, rows)
+            return run_steps(program, callables, self.weights[phase], scalars, state, inputs, rows)
 
 
 DRIVERS: dict[str, type[PerLayer] | type[WholeStep] | type[Eager]] = {

@@ -34,10 +34,17 @@ class Session:
 
     Sessions of one driver share its weights and compiled programs. `rows` reserves room for that
     many tokens; `context` is the most positions that the model takes, when there is such a limit.
+    `uniform` keeps every row of a windowed cache, so that captures hold all keys in append order.
     """
 
     def __init__(
-        self, driver: Driver, *, batch: int = 1, rows: int = 0, context: int | None = None
+        self,
+        driver: Driver,
+        *,
+        batch: int = 1,
+        rows: int = 0,
+        context: int | None = None,
+        uniform: bool = False,
     ) -> None:
         package = driver.package
         check_phases(package.phases, ("prefill", "decode"))
@@ -48,7 +55,8 @@ class Session:
         self._vocabulary = package.calls.dims["V"]
         self._program = package.program("decode")
         self._segment = 1
-        self._sizes: Capacities = capacities(self._program, max(rows, 1), 1)
+        self._uniform = uniform
+        self._sizes: Capacities = capacities(self._program, max(rows, 1), 1, uniform=uniform)
         self.reset()
 
     def reset(self) -> None:
@@ -98,7 +106,7 @@ class Session:
     def _reserve(self, rows: int, segment: int) -> None:
         """Make room for `rows` rows of each sequence, written up to `segment` at a time."""
         self._segment = max(self._segment, query_bucket(segment))
-        needed = capacities(self._program, rows, self._segment)
+        needed = capacities(self._program, rows, self._segment, uniform=self._uniform)
         sizes = {window: max(size, self._sizes[window]) for window, size in needed.items()}
         if sizes != self._sizes:
             self.state = grow_state(self.state, self._program, sizes)

@@ -34,14 +34,15 @@ def windows(program: Program) -> frozenset[int | None]:
     return frozenset(slot.window for slot in program.slots if slot.kind == "cache")
 
 
-def capacities(program: Program, rows: int, segment: int) -> Capacities:
+def capacities(program: Program, rows: int, segment: int, *, uniform: bool = False) -> Capacities:
     """Return the capacity of each kind of cache for `rows` rows, written `segment` at a time.
 
-    A window W needs W - 1 + T rows: then no row is overwritten while a query may read it.
+    A window W needs W - 1 + T rows: then no row is overwritten while a query may read it. With
+    `uniform`, every cache keeps every row, and none is a ring.
     """
     full = key_bucket(rows)
     return {
-        window: full if window is None else min(full, key_bucket(window - 1 + segment))
+        window: full if window is None or uniform else min(full, key_bucket(window - 1 + segment))
         for window in windows(program)
     }
 

@@ -97,6 +97,14 @@ class TraceWriter:
         """Keep a record without its tensor: a summary."""
         self.records.append(record)
 
+    def reset(self) -> None:
+        """Drop every capture: the run that gave them is not evidence."""
+        self.records.clear()
+        self._entries.clear()
+        self._offset = 0
+        self._file.seek(self._reserved)
+        self._file.truncate()
+
     def close(self, body: Body) -> Trace:
         """Write the header and the document, sync, and give the folder its name."""
         body = msgspec.structs.replace(body, records=tuple(self.records))
