@@ -13,7 +13,7 @@ def depthwise_conv(
     x: Array,
     positions: Array,
     weight: Array,
-    bias: Array | None,
+    bias: Array | None = None,
     *,
     lanes: Sequence[str] = ("x",),
 ) -> tuple[dict[str, Array], Array]:

@@ -15,7 +15,7 @@ def normalise(x: Array, *, eps: float, axes: int) -> Array:
     return settle(centred * lax.rsqrt(variance + eps))
 
 
-def affine(y: Array, weight: Array | None, bias: Array | None) -> Array:
+def affine(y: Array, weight: Array | None = None, bias: Array | None = None) -> Array:
     """f32 `y · weight + bias`, the product rounded before the sum."""
     if weight is not None:
         y = settle(y * lift(widen(weight), y.ndim))
@@ -23,7 +23,7 @@ def affine(y: Array, weight: Array | None, bias: Array | None) -> Array:
 
 
 def layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, *, eps: float, axes: int = 1
+    x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float, axes: int = 1
 ) -> Array:
     """`(x - mean) / sqrt(variance + eps) · weight + bias`, rounded before and after the affine."""
     y = store(normalise(x, eps=eps, axes=axes), x.dtype)

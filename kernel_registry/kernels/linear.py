@@ -9,7 +9,12 @@ from cke.kernel_registry.numeric import lift, store
 
 
 def linear(
-    x: Array, weight: Array, bias: Array | None, *, contract: int = 1, start: int | None = None
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    contract: int = 1,
+    start: int | None = None,
 ) -> Array:
     """`x · weightᵀ + bias` over `contract` axes of x that begin at `start`, the last by default."""
     begin = x.ndim - contract if start is None else start

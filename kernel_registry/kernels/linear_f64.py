@@ -8,7 +8,12 @@ from cke.kernel_registry.numeric import lift, store
 
 
 def linear_f64(
-    x: Array, weight: Array, bias: Array | None, *, contract: int = 1, start: int | None = None
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    contract: int = 1,
+    start: int | None = None,
 ) -> Array:
     """`x · weightᵀ + bias` with exact products and f64 sums, rounded once to the dtype of x."""
     begin = x.ndim - contract if start is None else start

@@ -11,7 +11,7 @@ from cke.kernel_registry.kernels.linear import linear
 def linear_group(
     x: Array,
     weight: Array,
-    bias: Array | None,
+    bias: Array | None = None,
     *,
     sizes: Sequence[int],
     contract: int = 1,

@@ -8,7 +8,12 @@ from cke.kernel_registry.numeric import store, widen
 
 
 def linear_wide(
-    x: Array, weight: Array, bias: Array | None, *, contract: int = 1, start: int | None = None
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    contract: int = 1,
+    start: int | None = None,
 ) -> Array:
     """`x · weightᵀ + bias` in f32, rounded once to the dtype of x."""
     wide = None if bias is None else bias.astype(jnp.float32)

@@ -5,7 +5,7 @@ from jax import Array
 from cke.kernel_registry.kernels.linear import linear
 
 
-def patch_embed(pixels: Array, weight: Array, bias: Array | None) -> Array:
+def patch_embed(pixels: Array, weight: Array, bias: Array | None = None) -> Array:
     """Patches of [B, Z, I, J] in row-major order, each through one linear: [B, T, D]."""
     batch, channels, rows, columns = pixels.shape
     patch = weight.shape[-1]

@@ -6,7 +6,7 @@ from jax import Array, lax
 from cke.kernel_registry.numeric import lift, settle, store, widen
 
 
-def normalise(x: Array, gate: Array | None, *, eps: float, axes: int, groups: int) -> Array:
+def normalise(x: Array, gate: Array | None = None, *, eps: float, axes: int, groups: int) -> Array:
     """f32 `x / sqrt(mean(x²) + eps)` over each of `groups` groups of the last `axes` axes."""
     wide = widen(x)
     if gate is not None:
@@ -18,8 +18,8 @@ def normalise(x: Array, gate: Array | None, *, eps: float, axes: int, groups: in
 
 def rms_norm(
     x: Array,
-    gate: Array | None,
-    weight: Array | None,
+    gate: Array | None = None,
+    weight: Array | None = None,
     *,
     eps: float,
     axes: int = 1,

@@ -8,8 +8,8 @@ from cke.kernel_registry.numeric import lift, store, widen
 
 def rms_norm_wide(
     x: Array,
-    gate: Array | None,
-    weight: Array | None,
+    gate: Array | None = None,
+    weight: Array | None = None,
     *,
     eps: float,
     axes: int = 1,

@@ -31,7 +31,7 @@ def _angles(
 def rope(
     x: Array,
     positions: Array,
-    factors: Array | None,
+    factors: Array | None = None,
     *,
     base: float,
     width: int | None = None,

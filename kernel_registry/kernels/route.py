@@ -22,7 +22,7 @@ def _keep_groups(choice: Array, groups: int, kept: int, group_score: str) -> Arr
 
 def route(
     logits: Array,
-    choice_bias: Array | None,
+    choice_bias: Array | None = None,
     *,
     k: int,
     score: str = "softmax",

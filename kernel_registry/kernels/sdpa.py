@@ -26,7 +26,7 @@ def visible(
     return allowed if seen is None else seen & allowed
 
 
-def softmax(scores: Array, seen: Array | None, sinks: Array | None) -> Array:
+def softmax(scores: Array, seen: Array | None = None, sinks: Array | None = None) -> Array:
     """f32 softmax of [B, K, G, T, S] over the keys seen; 0 where a query sees none."""
     masked = scores if seen is None else jnp.where(seen[:, None, None], scores, -jnp.inf)
     top = jnp.max(masked, axis=-1, keepdims=True)
