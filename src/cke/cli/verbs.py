@@ -15,6 +15,10 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "build": Verb(
+        "Compile", "cke.cli.build:build", "Generate the code and manifest of a circuit for a model."
+    ),
+    "dump": Verb("Compile", "cke.cli.build:dump", "Print one level of a circuit, one op a line."),
     "doctor": Verb(
         "Environment",
         "cke.cli.doctor:doctor",
