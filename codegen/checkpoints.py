@@ -55,6 +55,21 @@ def is_captured(edge: Edge, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
+def unmatched_captures(ir: build_ir.BuildIR) -> tuple[str, ...]:
+    """Return the capture patterns that match no checkpoint of any function."""
+    edges = [
+        edge
+        for program in ir.programs
+        for function in program.functions
+        for edge in (*function.aliases, *(edge for op in function.ops for edge in op.results))
+    ]
+    return tuple(
+        pattern
+        for pattern in ir.capture
+        if not any(is_captured(edge, (pattern,)) for edge in edges)
+    )
+
+
 def build_checkpoints(ir: build_ir.BuildIR) -> tuple[CheckpointBinding, ...]:
     """Return the checkpoints of a BuildIR whose kernels are resolved."""
     return tuple(

@@ -7,6 +7,7 @@ from cke.codegen.build_ir import BuildIR
 from cke.codegen.levels import Levels
 from cke.codegen.lowered_ir import LoweredIR
 from cke.codegen.passes.choose_fusion_groups import choose_fusion_groups
+from cke.codegen.passes.drop_dead_results import drop_dead_results
 from cke.codegen.passes.lower_build_to_graph import lower_build_to_graph
 from cke.codegen.passes.lower_graph_to_lowered import lower_graph_to_lowered
 from cke.codegen.passes.lower_lowered_to_call import lower_lowered_to_call
@@ -21,6 +22,7 @@ from cke.schemas.graph_ir import GraphIR
 Pass = tuple[Callable[[Any], Any], Callable[[Any], None]]
 
 PIPELINE: tuple[Pass, ...] = (
+    (drop_dead_results, verify_build),
     (choose_fusion_groups, verify_build),
     (resolve_kernels, verify_build),
     (lower_build_to_graph, verify_graph),

@@ -1,4 +1,4 @@
-"""`cke build` and `cke dump`: a circuit and a model in, generated code or the text of a level out."""
+"""`cke build` and `cke dump`: a circuit and a model in, code or the text of a level out."""
 
 from pathlib import Path
 from typing import Annotated, Literal
