@@ -123,9 +123,12 @@ def _returned_type(function: Function) -> str:
 
 def _docstring(function: Function) -> Iterator[str]:
     where = f" ({function.span.file}:{function.span.line})" if function.span else ""
-    block = f"block `{function.block}`{where}" if function.block else "generated"
-    yield f"{_layer_range(function)}{block}."
-    yield ""
+    summary = f"{_layer_range(function)}block `{function.block}`{where}."
+    if len(summary) + len('    """') <= WIDTH:
+        yield from (summary, "")
+    else:
+        yield from (f"{len(function.layers)} layers: block `{function.block}`{where}.", "")
+        yield from _wrap(f"{layer_ranges(function.layers)}.", indent=4)
     takes = ", ".join(_typed(item.name, item.type) for item in function.parameters)
     gives = ", ".join(_typed(name, _type_of(function, name)) for name in function.results)
     yield from _wrap(f"Takes {takes}; gives {gives}.", indent=4)
@@ -233,8 +236,8 @@ def _capture(function: Function, edge: Edge, name: str | None) -> Iterator[str]:
 def _call(
     call: Call, index: int, names: Names, kernels: dict[tuple[str, str], str]
 ) -> Iterator[str]:
-    arguments = [_argument(argument, names) for argument in call.arguments]
-    constants = list(call.attributes.items())
+    arguments = list(_arguments(call, names))
+    constants = [item for item in call.attributes.items() if item[0] not in call.implied]
     targets = names.bind(call, index)
     yield from _scopes(call)
     head = f"{', '.join(targets)} = {kernels[call.kernel_id, call.function]}("
@@ -254,16 +257,21 @@ def source_line(call: Call) -> str:
     return f"{call.span.file}:{min(lines)}{last}"
 
 
-def _argument(argument: Argument, names: Names) -> str:
-    if argument.name is None:
-        return "None"
+def _arguments(call: Call, names: Names) -> Iterator[str]:
+    """Give the arguments as text: an absent one is left out, and those after it go by keyword."""
+    by_keyword = False
+    for argument in call.arguments:
+        if argument.name is None:
+            by_keyword = True
+            continue
+        keyword = by_keyword or argument.source == "scalar"
+        yield f"{argument.operand}=" * keyword + _value(argument, argument.name, names)
+
+
+def _value(argument: Argument, name: str, names: Names) -> str:
     if argument.source == "weight":
-        return f"w[{string(argument.name)}]"
-    if argument.source == "state":
-        return f"state[{string(argument.name)}]"
-    if argument.source == "scalar":
-        return f"{argument.operand}={names[argument.name]}"
-    return names[argument.name]
+        return f"w[{string(name)}]"
+    return f"state[{string(name)}]" if argument.source == "state" else names[name]
 
 
 def _return(function: Function, names: Names) -> list[str]:

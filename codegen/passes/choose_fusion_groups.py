@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cke.codegen.build_ir import BuildIR, Function, Op
-from cke.kernel_registry.contracts import registry
+from cke.kernel_registry.resolve import covers
 from cke.schemas.ir import TensorType
 
 FUSIBLE = "linear"
@@ -31,7 +31,7 @@ def _group_function(function: Function, phase: str) -> Function:
     group_of: dict[str, str] = {}
     members: dict[str, tuple[Op, ...]] = {}
     for group in _candidates(function):
-        if _is_covered(len(group), phase):
+        if covers(FUSIBLE, len(group), phase):
             name = group_name(group)
             group_of.update((op.id, name) for op in group)
             members[group[0].id] = tuple(msgspec.structs.replace(op, group=name) for op in group)
@@ -42,17 +42,6 @@ def _group_function(function: Function, phase: str) -> Function:
         elif op.id not in group_of:
             ops.append(op)
     return msgspec.structs.replace(function, ops=tuple(ops))
-
-
-def _is_covered(count: int, phase: str) -> bool:
-    """Tell whether a registered kernel takes a group of that many members in the phase."""
-    return any(
-        contract.operator == FUSIBLE
-        and contract.members.minimum <= count <= contract.members.maximum
-        and contract.members.maximum > 1
-        and phase in contract.phases
-        for contract in registry()
-    )
 
 
 def _candidates(function: Function) -> Iterator[tuple[Op, ...]]:

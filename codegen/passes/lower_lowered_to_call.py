@@ -9,6 +9,7 @@ from itertools import groupby
 
 from cke.codegen import lowered_ir
 from cke.codegen.lowered_ir import LoweredIR, ScheduledOp
+from cke.codegen.passes.resolve_kernels import spread_operands
 from cke.kernel_registry.operators import OPERATORS, kernel_arguments
 from cke.schemas.call_ir import (
     Argument,
@@ -21,7 +22,7 @@ from cke.schemas.call_ir import (
     Program,
 )
 from cke.schemas.graph_ir import Op
-from cke.schemas.ir import Parameter, TensorType
+from cke.schemas.ir import Parameter, TensorType, Value
 
 CACHE_ACTIONS = {"cache": "append", "shift": "shift", "carry": "replace"}
 
@@ -126,12 +127,21 @@ def _lower_group(
         contract_id=first.kernel.contract_id,
         arguments=tuple(_arguments(first, fused, types)),
         attributes=constants,
+        implied=tuple(_implied(first, constants)),
         results=tuple(edge for item in group for edge in item.op.results),
         scopes=tuple(dict.fromkeys(scope for item in group for scope in item.scopes)),
         members=tuple(_member(item.op) for item in group),
         cache=_cache_action(first, kinds),
         span=first.span,
     )
+
+
+def _implied(op: Op, constants: dict[str, Value]) -> Iterator[str]:
+    """Give the attributes whose value is the default of their operator."""
+    defaults = {item.name: item.default for item in OPERATORS[op.operator].attributes}
+    for name, value in constants.items():
+        if name in defaults and type(value) is type(defaults[name]) and value == defaults[name]:
+            yield name
 
 
 def _arguments(
@@ -141,7 +151,9 @@ def _arguments(
     owner = {member: weight.name for weight in fused for member in weight.members}
     if op.state is not None:
         yield Argument(source="state", name=op.state, operand="slot")
-    for operand, name in zip(_spread(op), op.inputs, strict=True):
+    for operand, name in zip(
+        spread_operands(operator.inputs, len(op.inputs)), op.inputs, strict=True
+    ):
         yield _argument(operand, name, types)
     for weight, name in zip(operator.weights, op.weights, strict=True):
         called = None if name is None else owner.get(name, name)
@@ -154,14 +166,6 @@ def _argument(operand: str, name: str | None, weights: Collection[str]) -> Argum
     if name is None:
         return Argument(source="none", name=None, operand=operand)
     return Argument(source="weight" if name in weights else "edge", name=name, operand=operand)
-
-
-def _spread(op: Op) -> Iterator[str]:
-    """Give an operand name per input; a variadic operand takes all that is left."""
-    operands = OPERATORS[op.operator].inputs
-    for operand in operands:
-        count = len(op.inputs) - len(operands) + 1 if operand.variadic else 1
-        yield from [operand.name] * count
 
 
 def _member(op: Op) -> Member:

@@ -45,8 +45,9 @@ class FusedWeight(Node, frozen=True):
 class Call(Node, frozen=True):
     """One call of one kernel; `results` are edges, `scopes` the named scopes of the live ones.
 
-    `attributes` holds every constant keyword argument: attributes and layout of the ops. A call
-    with a cache action gives the new slot before its results.
+    `attributes` holds every constant keyword argument: attributes and layout of the ops. `implied`
+    names those that have their operator's default, which every kernel shares: code leaves them
+    out. A call with a cache action gives the new slot before its results.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Call(Node, frozen=True):
     members: tuple[Member, ...]
     cache: CacheAction | None
     span: Span
+    implied: tuple[str, ...] = ()
 
 
 class Function(Node, frozen=True):
