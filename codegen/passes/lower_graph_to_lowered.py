@@ -36,13 +36,14 @@ def _lower_program(program: graph_ir.Program, capture: tuple[str, ...]) -> Progr
 
 
 def _lower_function(function: graph_ir.Function, capture: tuple[str, ...]) -> Function:
+    points = [(alias.alias_of, alias.checkpoint.name) for alias in function.aliases]
     return Function(
         name=function.name,
         parameters=function.parameters,
         weights=function.weights,
         scalars=function.scalars,
         state=function.state,
-        ops=tuple(_schedule(op, order) for order, op in enumerate(function.ops)),
+        ops=tuple(_schedule(op, order, points) for order, op in enumerate(function.ops)),
         results=function.results,
         layers=function.layers,
         aliases=function.aliases,
@@ -52,9 +53,15 @@ def _lower_function(function: graph_ir.Function, capture: tuple[str, ...]) -> Fu
     )
 
 
-def _schedule(op: graph_ir.Op, order: int) -> ScheduledOp:
-    scopes = dict.fromkeys(edge.checkpoint.name for edge in op.results if edge.live)
-    return ScheduledOp(order=order, op=op, scopes=tuple(scopes))
+def _schedule(op: graph_ir.Op, order: int, points: list[tuple[str | None, str]]) -> ScheduledOp:
+    """Return the op with the scopes of its live edges, and of the points that are their aliases."""
+    scopes = [
+        name
+        for edge in op.results
+        if edge.live
+        for name in (edge.checkpoint.name, *(point for of, point in points if of == edge.name))
+    ]
+    return ScheduledOp(order=order, op=op, scopes=tuple(dict.fromkeys(scopes)))
 
 
 def _captured(function: graph_ir.Function, patterns: tuple[str, ...]) -> tuple[str, ...]:

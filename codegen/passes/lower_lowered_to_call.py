@@ -24,6 +24,9 @@ from cke.schemas.call_ir import (
 from cke.schemas.graph_ir import Op
 from cke.schemas.ir import Parameter, TensorType, Value
 
+LAYOUT_DEFAULTS: dict[str, Value] = {"axes": 1, "contract": 1, "heads": 1}
+"""What kernels take of the layout when nothing is said: one trailing axis."""
+
 CACHE_ACTIONS = {"cache": "append", "shift": "shift", "carry": "replace"}
 
 
@@ -137,8 +140,9 @@ def _lower_group(
 
 
 def _implied(op: Op, constants: dict[str, Value]) -> Iterator[str]:
-    """Give the attributes whose value is the default of their operator."""
-    defaults = {item.name: item.default for item in OPERATORS[op.operator].attributes}
+    """Give the arguments whose value is the default of the operator, or of every layout."""
+    declared = {item.name: item.default for item in OPERATORS[op.operator].attributes}
+    defaults = LAYOUT_DEFAULTS | declared
     for name, value in constants.items():
         if name in defaults and type(value) is type(defaults[name]) and value == defaults[name]:
             yield name
