@@ -15,7 +15,7 @@ def expert_linear_gather(
     bias: Array | None = None,
     *,
     selected: bool,
-    contract: int,
+    contract: int = 1,
 ) -> Array:
     """The linear of expert `ids[..., a]` at each row; `selected`: x has the expert axis."""
     out = weight.shape[1:-contract]

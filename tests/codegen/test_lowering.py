@@ -33,7 +33,7 @@ def test_a_checkpoint_names_operation_kernel_function_phase_layers_layout_and_ax
     }
     found = bindings["decode", "attention.key_projection_output"]
     assert (found.operation, found.operator) == ("attention.k_proj", "linear")
-    assert (found.kernel_id, found.kernel_function) == ("linear_group_xla", "linear_group")
+    assert (found.kernel_id, found.kernel_function) == ("linear_group", "linear_group")
     assert (found.call, found.result) == ("attention.qkv", 1)
     assert (found.function, found.layers, found.layout) == ("layer", (0, 1), "row_major")
     assert found.type.axes == ("B", "T", "K", "E")

@@ -45,5 +45,5 @@ def test_two_kernels_of_one_function_name_are_told_apart_by_id() -> None:
     functions = (program.functions[0], changed, program.functions[2])
     names = kernel_names(msgspec.structs.replace(program, functions=functions))
     assert names["rms_norm_pallas", "rms_norm"] == "rms_norm_pallas"
-    assert names["rms_norm_xla", "rms_norm"] == "rms_norm_xla"
-    assert names["rope_xla", "rope"] == "rope"
+    assert names["rms_norm", "rms_norm"] == "rms_norm"
+    assert names["rope", "rope"] == "rope"

@@ -19,6 +19,8 @@ F32 = Contract(
     compute={"input": "f32", "accumulator": "f32"},
 )
 
+NORM = msgspec.structs.replace(F32, rounding={"points": ["normalized", "output"]})
+
 
 def span(line: int, file: str = ATTENTION) -> Span:
     return Span(file, line, 3, line, 40)
@@ -76,7 +78,7 @@ def op(
         attributes=_complete(operator, attributes),
         layout={},
         results=edges,
-        contract=F32,
+        contract=NORM if operator == "rms_norm" else F32,
         span=edges[0].span,
     )
 
