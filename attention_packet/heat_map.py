@@ -81,7 +81,8 @@ def _legend(top: int) -> list[str]:
     for index in range(steps):
         value = 10 ** (LOWEST + (HIGHEST - LOWEST) * index / (steps - 1))
         parts.append(
-            f'<rect x="{_LEFT + index * 5}" y="{top}" width="5.2" height="14" fill="{color(value)}"/>'
+            f'<rect x="{_LEFT + index * 5}" y="{top}" width="5.2" height="14" '
+            f'fill="{color(value)}"/>'
         )
     for exponent in range(int(LOWEST), int(HIGHEST) + 1, 2):
         x = _LEFT + (exponent - LOWEST) / (HIGHEST - LOWEST) * steps * 5
