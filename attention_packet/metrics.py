@@ -28,7 +28,8 @@ def compare(values: npt.NDArray[Any], reference: npt.NDArray[Any], group: int) -
 
 
 def _metrics(values: npt.NDArray[Any], reference: npt.NDArray[Any]) -> dict[str, Any]:
-    wide, base = values.astype(np.float64), reference.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wide, base = values.astype(np.float64), reference.astype(np.float64)
     if not (np.isfinite(wide).all() and np.isfinite(base).all()):
         return {"linf": None, "rmse": None, "relative_l2": None, "undefined_reason": NONFINITE}
     error = wide - base

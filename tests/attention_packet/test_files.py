@@ -1,8 +1,10 @@
 """Paths stay inside the folder, files are regular and used once, and do not change meanwhile."""
 
+import io
 import os
 import socket
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -180,19 +182,21 @@ def test_file_that_changes_while_it_is_read_is_refused(
 ) -> None:
     path = example().write(tmp_path)
     target = tmp_path / name
-    real, seen = os.fstat, []
+    real = reading.open_regular
 
-    def fstat(descriptor: int) -> os.stat_result:
-        status = real(descriptor)
-        if status.st_ino == target.stat().st_ino:
-            seen.append(name)
-            if len(seen) == 1 and change == "size":
+    class ChangingFile(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raw = super().read(size)
+            if change == "size":
                 with target.open("ab") as file:
                     file.write(b" ")
-            if len(seen) == 1 and change == "time":
+            else:
                 os.utime(target, ns=(1, 1))
-        return status
+            return raw
 
-    monkeypatch.setattr(reading.os, "fstat", fstat)
+    def open_regular(file: Path, *, links: bool = True) -> BinaryIO:
+        return ChangingFile(file) if file == target else real(file, links=links)
+
+    monkeypatch.setattr(reading, "open_regular", open_regular)
     text = refusal_text(analyze(path))
     assert "the file changed while it was read" in text

@@ -1,5 +1,6 @@
 """The reference is FP32 softmax attention; faults show in numbers, and no number is a verdict."""
 
+import hashlib
 import itertools
 import math
 import tracemalloc
@@ -208,6 +209,20 @@ def test_nonfinite_comparison_is_null_with_its_reason(value: float, side: int) -
         linf=None, rmse=None, relative_l2=None, undefined_reason="nonfinite values"
     )
     assert [head.undefined_reason for head in found.per_head] == [None, "nonfinite values", None]
+
+
+@contract("PKT-57")
+@pytest.mark.parametrize("out", DTYPES)
+def test_signalling_nan_of_the_output_is_reported_without_a_warning(
+    out: str, tmp_path: Path
+) -> None:
+    builder = example(out=out)
+    bits = builder.payloads["output"].copy()
+    bits[0, 0, 0, 0] = {"float16": 0x7C01, "bfloat16": 0x7F81, "float32": 0x7F80_0001}[out]
+    builder.payloads["output"] = bits
+    builder.tensors["output"]["sha256"] = hashlib.sha256(bits.tobytes()).hexdigest()
+    found = run(builder, tmp_path).analysis
+    assert found.inconclusive_reasons == ("nonfinite output or FP32 reference",)
 
 
 @contract("PKT-58")

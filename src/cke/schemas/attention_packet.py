@@ -13,6 +13,7 @@ PACKET_SCHEMA = "darkbloom.attention-packet.v1"
 ANALYSIS_SCHEMA = "darkbloom.attention-analysis.v1"
 MIRROR_SCHEMA = "cke.incoming-kv-mirror.v1"
 RUN_EVIDENCE_SCHEMA = "cke.packet-run-evidence.v1"
+MEASUREMENT_SCHEMA = "cke.packet-measurement.v1"
 PACKET_FILE = "packet.json"
 METADATA_FILE = "attention-metadata.json"
 MIRROR_FILE = "mirror.json"
@@ -423,3 +424,23 @@ class RunEvidence(Wire, frozen=True, kw_only=True):
     cache_layout: str
     command: tuple[str, ...]
     runtime: dict[str, str]
+
+
+class PacketMeasurement(Wire, frozen=True, kw_only=True):
+    """What X-Ray may take from an analysed packet: numbers and their limits, no decision.
+
+    Its own budget, and its own proof that both sides had the inputs of `tensor_sha256`, decide.
+    """
+
+    schema: Literal["cke.packet-measurement.v1"] = MEASUREMENT_SCHEMA
+    considered_class: Literal["ATTENTION_ARITHMETIC_DIVERGENCE"] = "ATTENTION_ARITHMETIC_DIVERGENCE"
+    packet_sha256: Sha256
+    identity: Identity
+    model_layer_index: int
+    position: int
+    dtype: str
+    reduction_length: int
+    tensor_sha256: dict[str, str]
+    comparison: Comparison
+    rounded_comparison: Comparison
+    limitations: tuple[str, ...]

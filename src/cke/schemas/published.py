@@ -10,12 +10,20 @@ from typing import Any
 
 import msgspec
 
-from cke.schemas.attention_packet import Analysis, Mirror, Packet, RunEvidence, Snapshot
+from cke.schemas.attention_packet import (
+    Analysis,
+    Mirror,
+    Packet,
+    PacketMeasurement,
+    RunEvidence,
+    Snapshot,
+)
 from cke.schemas.manifest import Manifest
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
+    "cke.packet-measurement.v1": PacketMeasurement,
     "cke.packet-run-evidence.v1": RunEvidence,
     "darkbloom.attention-analysis.v1": Analysis,
     "darkbloom.attention-metadata.v1": Snapshot,
