@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+from cke.runtime.traceback import CircuitLines, line_tables
 from cke.schemas.call_ir import CallIR, Program
 from cke.schemas.manifest import Manifest
 
@@ -36,6 +37,12 @@ class Package(msgspec.Struct, frozen=True):
         """Return a generated function by name; `step` is the whole step."""
         found: Callable[..., Any] = getattr(self.modules[phase], name)
         return found
+
+    def circuit_lines(self) -> CircuitLines:
+        """Return the context in which an exception from generated code names its circuit line."""
+        if self.manifest is None or self.folder is None:
+            return CircuitLines({})
+        return CircuitLines(line_tables(self.folder, self.manifest))
 
     @property
     def phases(self) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ class Session:
         self.batch = check_batch(batch)
         self.context = context
         self.driver = driver
+        self._lines = package.circuit_lines()
         self.captured: dict[str, Array] = {}
         self._vocabulary = package.calls.dims["V"]
         self._program = package.program("decode")
@@ -122,7 +123,8 @@ class Session:
             "positions": jax.device_put(padded.positions),
         }
         phase = "decode" if size == 1 else "prefill"
-        outputs, self.state, self.captured = self.driver.run(phase, self.state, inputs, rows)
+        with self._lines:
+            outputs, self.state, self.captured = self.driver.run(phase, self.state, inputs, rows)
         self.lengths += segment.lengths
         self.positions = segment.next_positions
         chosen = padded.last_index if rows is None else np.zeros(self.batch, np.int32)
@@ -211,7 +213,8 @@ class Session:
         assert isinstance(self.driver, WholeStep)
         loop = self.driver.loop(self._settings, self._stops)
         before = np.asarray(row["number"])
-        self.state, row, tokens = loop(self.state, row, self._seed, np.int32(count))
+        with self._lines:
+            self.state, row, tokens = loop(self.state, row, self._seed, np.int32(count))
         fed = np.asarray(row["number"]) - before
         self.lengths += fed
         self.positions += fed

@@ -200,3 +200,8 @@ def check_phases(phases: Sequence[str], needed: Sequence[str]) -> None:
             f"expected a package with the phases {' and '.join(needed)}, got {', '.join(phases)}",
             "a circuit without state encodes: it has no tokens to generate",
         )
+
+
+def token_rows(tokens: Any) -> int:
+    """Return the number of rows of a batch of tokens."""
+    return len(_rectangle(tokens)[0])

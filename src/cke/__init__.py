@@ -1,3 +1,18 @@
 """CKE: circuits, kernels, evidence."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cke.api import Model, load
+
 __version__ = "0.1.0"
+__all__ = ["Model", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python surface when it is first used, so that `import cke` stays light."""
+    if name in ("Model", "load"):
+        import cke.api
+
+        return getattr(cke.api, name)
+    raise AttributeError(f"module 'cke' has no attribute '{name}'")

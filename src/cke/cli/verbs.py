@@ -19,6 +19,14 @@ VERBS: dict[str, Verb] = {
         "Compile", "cke.cli.build:build", "Generate the code and manifest of a circuit for a model."
     ),
     "dump": Verb("Compile", "cke.cli.build:dump", "Print one level of a circuit, one op a line."),
+    "run": Verb(
+        "Run", "cke.cli.run:run", "Generate tokens with a model, through its generated code."
+    ),
+    "bench": Verb(
+        "Environment",
+        "cke.cli.bench:bench",
+        "Measure speed, start and memory, beside transformers and llama.cpp.",
+    ),
     "doctor": Verb(
         "Environment",
         "cke.cli.doctor:doctor",

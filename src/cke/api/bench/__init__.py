@@ -1,0 +1,1 @@
+"""`cke bench`: what a model costs here, side by side with transformers and llama.cpp."""

@@ -1,0 +1,202 @@
+"""The benchmark: every subject in every round, one after the other, so that load hits all alike."""
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cke.api.bench.process import measure
+from cke.api.bench.report import BenchReport, Goal, Row, row, speed_row
+from cke.api.bench.subjects import (
+    CkeSubject,
+    LlamaCppSubject,
+    Subject,
+    TransformersSubject,
+    write_f32_gguf,
+)
+from cke.api.model import Model, settings
+from cke.runtime.weights.files import open_model
+
+WHOLE, LAYERS = "cke whole_step", "cke per_layer"
+GOALS = {
+    "decode": (Goal("transformers", 1.4), Goal("llama.cpp", 0.8)),
+    "prefill 512": (Goal("transformers", 0.8),),
+    "first token, cold": (Goal("transformers", 1.0),),
+}
+"""What the project reaches for with SmolLM2 in f32."""
+MOST_MEMORY = 1.3
+"""The most memory above an idle process, as a multiple of weights and state."""
+DECODE_PROMPT = 16
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure, how often, and against what."""
+
+    path: Path
+    dtype: str = "float32"
+    rounds: int = 5
+    prefills: tuple[int, ...] = (128, 512, 1024)
+    new_tokens: int = 128
+    oracles: tuple[str, ...] = ("transformers", "llamacpp")
+    processes: bool = True
+    capture: bool = True
+    seed: int = 0
+
+
+def bench(plan: Plan, progress: Callable[[str], None] = lambda text: None) -> BenchReport:
+    """Return the measurements of a plan."""
+    with tempfile.TemporaryDirectory(prefix="cke-bench-") as folder:
+        return _bench(plan, Path(folder), progress)
+
+
+def _bench(plan: Plan, folder: Path, progress: Callable[[str], None]) -> BenchReport:
+    notes: list[str] = []
+    subjects = list(_subjects(plan, folder, notes, progress))
+    model = next(item.model for item in subjects if isinstance(item, CkeSubject))
+    rows = [*_speed_rows(plan, subjects, model, progress)]
+    if plan.processes:
+        rows += _process_rows(plan, folder, notes, progress)
+    return BenchReport(
+        model=plan.path.name,
+        dtype=plan.dtype,
+        subject=WHOLE,
+        settings={**settings(model), "rounds": plan.rounds},
+        environment=_environment(),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def _subjects(
+    plan: Plan, folder: Path, notes: list[str], progress: Callable[[str], None]
+) -> Iterable[Subject]:
+    rows = max(*plan.prefills, DECODE_PROMPT + plan.new_tokens + 1)
+    for driver in ("whole_step", "per_layer"):
+        progress(f"compiling for the driver {driver}")
+        subject = CkeSubject(plan.path, plan.dtype, driver, rows)
+        subject.warm_up([*plan.prefills, DECODE_PROMPT], plan.new_tokens)
+        yield subject
+    if plan.capture:
+        progress("compiling with every checkpoint captured")
+        captured = CkeSubject(plan.path, plan.dtype, "per_layer", rows, ("*",), "cke captured")
+        captured.warm_up([*plan.prefills, DECODE_PROMPT], plan.new_tokens)
+        yield captured
+    if "transformers" in plan.oracles:
+        if find_spec("transformers") and find_spec("torch"):
+            progress("loading transformers")
+            yield TransformersSubject(plan.path, plan.dtype)
+        else:
+            notes.append("transformers is not installed: not compared")
+    if "llamacpp" in plan.oracles:
+        path = llamacpp_file(plan, folder, notes)
+        if path is not None:
+            progress("loading llama.cpp")
+            yield LlamaCppSubject(path, rows + 8)
+
+
+def llamacpp_file(plan: Plan, folder: Path, notes: list[str]) -> Path | None:
+    """Return an f32 GGUF file of the model, written when needed; None, with a note, when none."""
+    if find_spec("llama_cpp") is None:
+        notes.append("llama-cpp-python is not installed: not compared")
+        return None
+    target = folder / "model-f32.gguf"
+    if target.exists():
+        return target
+    files = open_model(plan.path)
+    if files.format == "gguf":
+        return write_f32_gguf(files, target)
+    notes.append("llama.cpp is compared for GGUF files only")
+    return None
+
+
+def _speed_rows(
+    plan: Plan, subjects: Sequence[Subject], model: Model, progress: Callable[[str], None]
+) -> Iterable[Row]:
+    size = model.manifest.calls.dims["V"]
+    generator = np.random.default_rng(plan.seed)
+    tokens = generator.integers(0, size, max(*plan.prefills, DECODE_PROMPT)).tolist()
+    for length in plan.prefills:
+        progress(f"prefill {length}")
+        prompt = tokens[:length]
+        seconds = _interleaved(plan.rounds, subjects, lambda item, p=prompt: item.prefill(p))
+        name = f"prefill {length}"
+        yield speed_row(name, length, seconds, WHOLE, GOALS.get(name, ()))
+    progress(f"decode {plan.new_tokens}")
+    prompt = tokens[:DECODE_PROMPT]
+    seconds = _interleaved(plan.rounds, subjects, lambda item: item.decode(prompt, plan.new_tokens))
+    yield speed_row(f"decode {plan.new_tokens}", plan.new_tokens, seconds, WHOLE, GOALS["decode"])
+
+
+def _interleaved(
+    rounds: int, subjects: Sequence[Subject], run: Callable[[Any], float]
+) -> dict[str, list[float]]:
+    """Return the seconds of every subject in every round; a first round is thrown away."""
+    seconds: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+    for number in range(rounds + 1):
+        for subject in subjects:
+            spent = run(subject)
+            if number:
+                seconds[subject.name].append(spent)
+    return seconds
+
+
+def _process_rows(
+    plan: Plan, folder: Path, notes: list[str], progress: Callable[[str], None]
+) -> Iterable[Row]:
+    cold: dict[str, list[float]] = {}
+    warm: dict[str, list[float]] = {}
+    memory: dict[str, list[float]] = {}
+    llamacpp = llamacpp_file(plan, folder, []) if "llamacpp" in plan.oracles else None
+    for number in range(plan.rounds):
+        progress(f"processes, round {number + 1} of {plan.rounds}")
+        for driver in ("whole_step", "per_layer"):
+            cache = folder / f"cache-{driver}-{number}"
+            options = {"dtype": plan.dtype, "driver": driver, "new_tokens": 16}
+            first = measure("cke", plan.path, cache, **options)
+            second = measure("cke", plan.path, cache, **options)
+            cold.setdefault(f"cke {driver}", []).append(first["seconds"])
+            warm.setdefault(f"cke {driver}", []).append(second["seconds"])
+            idle = measure("idle", plan.path, cache)
+            held = second["weights"] + second["state"]
+            memory.setdefault(f"cke {driver}", []).append(second["peak"] - idle["peak"])
+            memory.setdefault(f"{MOST_MEMORY} x weights and state", []).append(MOST_MEMORY * held)
+        if "transformers" in plan.oracles and find_spec("transformers"):
+            found = measure("transformers", plan.path, folder, dtype=plan.dtype)
+            cold.setdefault("transformers", []).append(found["seconds"])
+            memory.setdefault("transformers", []).append(found["peak"])
+        if llamacpp is not None:
+            found = measure("llamacpp", llamacpp, folder)
+            cold.setdefault("llama.cpp", []).append(found["seconds"])
+    limit = f"{MOST_MEMORY} x weights and state"
+    memory[limit] = memory[limit][: plan.rounds]
+    yield row("first token, cold", "s", cold, WHOLE, GOALS["first token, cold"])
+    for name, goal in ((WHOLE, 1 / 0.85), (LAYERS, 1 / 0.6)):
+        driver = name.removeprefix("cke ")
+        pair = {f"{name}, warm": warm[name], f"{name}, cold": cold[name]}
+        wanted = (Goal(f"{name}, cold", goal),)
+        yield row(f"first token, warm, {driver}", "s", pair, f"{name}, warm", wanted)
+    yield row("peak memory above idle", "bytes", memory, WHOLE, (Goal(limit, 1.0),))
+
+
+def _environment() -> dict[str, Any]:
+    packages = ("jax", "jaxlib", "numpy", "torch", "transformers", "llama-cpp-python")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
