@@ -124,9 +124,7 @@ def test_a_circuit_of_ones_own_runs_the_same_way(tiny_model, tmp_path):
     folder = tiny_model("llama")
     mine = cke.load(folder, own, driver="per_layer")
     assert mine.manifest.circuit == "mine"
-    assert np.array_equal(
-        mine.logits(TOKENS), cke.load(folder, driver="per_layer").logits(TOKENS)
-    )
+    assert np.array_equal(mine.logits(TOKENS), cke.load(folder, driver="per_layer").logits(TOKENS))
 
 
 def test_a_context_too_long_is_an_error(tiny_model):

@@ -38,11 +38,9 @@ def test_human_output_streams_the_answer_and_paints_the_picture(tiny_model, caps
 def test_sampling_follows_its_seed(tiny_model, capsys):
     runs = []
     for seed in ("1", "1", "2"):
-        main(
-            ["run", "--model", str(tiny_model("llama")), "--tokens", "5 6 7", "--generate", "12"]
-            + ["--temperature", "2", "--seed", seed, "--driver", "per_layer", "--format", "json"]
-            + ["--ignore-eos"]
-        )
+        options = ["--temperature", "2", "--seed", seed, "--driver", "per_layer", "--ignore-eos"]
+        model = ["--model", str(tiny_model("llama")), "--tokens", "5 6 7", "--generate", "12"]
+        main(["run", *model, *options, "--format", "json"])
         runs.append(json.loads(capsys.readouterr().out)["tokens"])
     assert runs[0] == runs[1] != runs[2]
 
