@@ -22,7 +22,7 @@ from cke.dsl.evaluate import (
 )
 from cke.dsl.model import NoModel, OpenModel
 from cke.dsl.names import did_you_mean
-from cke.dsl.reads import read_names
+from cke.dsl.reads import read_names, walk
 from cke.dsl.resolve import with_source
 from cke.dsl.values import alternatives, as_declared
 from cke.errors import CkeError, Diagnostic, Note, Span
@@ -191,7 +191,7 @@ class _Binder:
         found = len(self.problems)
         value = self._evaluate(bind.value, values)
         if value is UNKNOWN or len(self.problems) > found:
-            return UNKNOWN
+            return self._any_block(bind)
         optional = any(item.optional or item.name == "none" for item in bind.type.alternatives)
         if isinstance(value, Absent):
             if not optional:
@@ -203,6 +203,13 @@ class _Binder:
         except EvaluationError as error:
             self.problems.append(error.diagnostic)
             return UNKNOWN
+
+    def _any_block(self, bind: syntax.Bind) -> Value:
+        """Return a block that the binding may name: checks without a config take the first."""
+        if bind.type.alternatives[0].name != "block":
+            return UNKNOWN
+        names = (node.name for node in walk(bind.value) if isinstance(node, syntax.Name))
+        return next((name for name in names if name in self.circuit.blocks), UNKNOWN)
 
     def _evaluate(self, expression: syntax.Expression, values: Mapping[str, Value]) -> Value:
         try:

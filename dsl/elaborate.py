@@ -18,6 +18,7 @@ from cke.dsl.elaborate_program import ProgramWalker, Rows
 from cke.dsl.elaborate_statements import FunctionWalker, Settings
 from cke.dsl.elaborated import Elaboration
 from cke.dsl.function_builder import Reference
+from cke.dsl.match import matching_row
 from cke.dsl.points import Points
 from cke.dsl.reads import read_names
 from cke.dsl.scope import NOMINAL, Environment, Instance, Supplied
@@ -40,7 +41,8 @@ def elaborate(
     circuit: Circuit, source: ModelSource, dtype: str
 ) -> tuple[Elaboration, dict[str, int]]:
     """Return the elaboration of a circuit under a model's config, and the sizes of its dims."""
-    config = bind_config(circuit, source)
+    row = matching_row(circuit, source)
+    config = bind_config(circuit, source, row.under if row else None)
     environment = _environment(circuit, config.dims, _supplied(circuit, config), nominal=False)
     rows = _rows(circuit, config)
     settings = _settings(circuit, source.format, dtype)

@@ -20,7 +20,7 @@ from cke.dsl.format_expressions import (
 from cke.dsl.parse import parse
 
 POINT_COLUMN = 60
-COMMENT_COLUMN = 40
+COMMENT_COLUMN = 42
 PART_WIDTH = 140
 GAP = "   "
 

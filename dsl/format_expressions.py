@@ -59,7 +59,7 @@ def _text(node: syntax.Expression) -> tuple[str, int]:
         case syntax.Binary():
             return _binary(node), LEVELS[node.operator]
         case syntax.Conditional():
-            value, condition = expression(node.value, 1), expression(node.condition, 1)
+            value, condition = expression(node.value, 2), expression(node.condition, 2)
             return f"{value} if {condition} else {expression(node.otherwise)}", 0
 
 
@@ -72,15 +72,26 @@ def _unary(node: syntax.Unary) -> tuple[str, int]:
 
 def _binary(node: syntax.Binary) -> str:
     left, right = sides(node.operator)
+    if node.operator == "??" and not _is_fallback(node.left):
+        left = right
     return f"{expression(node.left, left)} {node.operator} {expression(node.right, right)}"
 
 
 def sides(sign: str) -> tuple[int, int]:
-    """Return the levels that the two sides of an operator must have."""
+    """Return the levels that the two sides of an operator must have.
+
+    Beside `??` everything but arithmetic stands in brackets: it binds less than readers think.
+    """
     level = LEVELS[sign]
+    if sign == "??":
+        return level, LEVELS["+"]
     if level == POWER:
         return POSTFIX, SIGN
     return (level + 1 if level == LEVELS["=="] else level), level + 1
+
+
+def _is_fallback(node: syntax.Expression) -> bool:
+    return isinstance(node, syntax.Binary) and node.operator == "??"
 
 
 def pair(node: syntax.Pair) -> str:
@@ -155,9 +166,8 @@ def wrapped(node: syntax.Expression, used: int, indent: str) -> str:
         case syntax.Conditional():
             return f"(\n{inner}{_conditional(node, inner)})"
         case syntax.Binary() if node.operator in ("??", "and", "or"):
-            left, right = sides(node.operator)
+            _, right = sides(node.operator)
             pieces = [expression(item, right) for item in _chain(node, node.operator)]
-            pieces[0] = expression(_chain(node, node.operator)[0], left)
             return f"(\n{inner}" + f"\n{inner}{node.operator} ".join(pieces) + ")"
     return flat
 
@@ -166,8 +176,8 @@ def _conditional(node: syntax.Conditional, indent: str) -> str:
     lines: list[str] = []
     current: syntax.Expression = node
     while isinstance(current, syntax.Conditional):
-        condition = expression(current.condition, 1)
-        value = expression(current.value, 1)
+        condition = expression(current.condition, 2)
+        value = expression(current.value, 2)
         if len(indent) + len(value) + len(condition) > WIDTH and isinstance(
             current.value, syntax.Call
         ):

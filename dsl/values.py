@@ -75,13 +75,16 @@ def _hint(value: Value, type_: syntax.Type) -> tuple[Note, ...]:
 
 def alternatives(circuit: Circuit) -> frozenset[str]:
     """Return every name that stands for itself: alternatives, operators, blocks, dtypes."""
-    names: set[str] = {*OPERATORS, *circuit.blocks, *DTYPES, *SCALINGS}
+    names: set[str] = {*OPERATORS, *circuit.blocks, *DTYPES, *SCALINGS, *own_alternatives(circuit)}
     for operator in OPERATORS.values():
         for attribute in operator.attributes:
             names.update(item for item in attribute.alternatives if isinstance(item, str))
+    return frozenset(names)
+
+
+def own_alternatives(circuit: Circuit) -> frozenset[str]:
+    """Return the alternatives that the circuit's declared types list."""
     types = [bind.type for bind in (*circuit.config.values(), *circuit.schedule_rows.values())]
     types += [row.type for block in circuit.blocks.values() for row in block.given]
-    for type_ in types:
-        atoms = (atom.name for atom in type_.alternatives)
-        names.update(name for name in atoms if name and name not in KINDS)
-    return frozenset(names)
+    atoms = (atom.name for type_ in types for atom in type_.alternatives if atom.shape is None)
+    return frozenset(name for name in atoms if name and name not in KINDS and name != "none")
