@@ -283,7 +283,8 @@ def _parts(printer: _Printer, rows: tuple[syntax.PartRow, ...], indent: int) -> 
     for row, cell, one in zip(rows, cells, single, strict=True):
         head, hf, rest = cell
         if one:
-            line = f"{head:<{widths[0]}}{GAP}{hf:<{widths[1]}}{GAP}{rest}".rstrip()
+            hf = f"{hf:<{widths[1]}}{GAP}" if widths[1] else ""
+            line = f"{head:<{widths[0]}}{GAP}{hf}{rest}".rstrip()
             printer.row(row, indent, line + _late_when(row.condition))
             continue
         printer.row(row, indent, _broken(row, head, indent))
