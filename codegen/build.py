@@ -9,6 +9,7 @@ from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import rfc8785
@@ -97,7 +98,7 @@ def build_key(
     """
     tensors = source.tensors or {}
     headers = {name: [list(info.shape), info.storage] for name, info in tensors.items()}
-    body = {
+    body: dict[str, Any] = {
         "circuits": load_circuit(circuit).sources,
         "config": msgspec.json.encode(source.config, order="sorted").decode(),
         "format": source.format,

@@ -17,7 +17,7 @@ from cke.schemas.model_source import TensorInfo
 REFERENCE_DTYPE = "f32"
 
 
-class ConfigSource(msgspec.Struct, frozen=True):
+class ConfigSource(msgspec.Struct):
     """A model of which only config.json is at hand."""
 
     name: str

@@ -44,7 +44,7 @@ def read_package(name: str, folder: Path) -> Package:
 
 def package_diff(old: Package, new: Package) -> str:
     """Return a unified diff of two packages, empty when they are equal."""
-    lines = []
+    lines: list[str] = []
     for name in sorted({*old.files, *new.files}):
         before, after = old.files.get(name, b""), new.files.get(name, b"")
         if before != after:

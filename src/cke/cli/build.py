@@ -122,17 +122,19 @@ def dump(
         build, graph, lowered or call.
     """
     from cke.codegen.build import lower_circuit
+    from cke.codegen.dump import AnyIR
     from cke.codegen.dump import dump as dump_level
     from cke.codegen.library import reference_source
 
-    source = reference_source(circuit) if model is None else open_source(model)
+    source: ModelSource = reference_source(circuit) if model is None else open_source(model)
     levels = lower_circuit(circuit, source, run_dtype(dtype), capture)
-    level = {
+    found: dict[str, AnyIR] = {
         "build": levels.build,
         "graph": levels.graph,
         "lowered": levels.lowered,
         "call": levels.calls,
-    }[stage]
+    }
+    level = found[stage]
     deliver(
         format, output, {"human": lambda: dump_level(level), "json": lambda: encode_json(level)}
     )
