@@ -7,12 +7,9 @@ and finding the circuit of a model, which are `cke.api`.
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import rfc8785
 
 from cke.codegen.build_ir import BuildIR
 from cke.codegen.checkpoints import unmatched_captures
@@ -25,9 +22,6 @@ from cke.codegen.pipeline import lower
 from cke.dsl.resolve import load_circuit
 from cke.errors import CkeError, Diagnostic, Note
 from cke.schemas.model_source import ModelSource
-
-COMPILER = ("cke.kernel_registry", "cke.codegen", "cke.dsl", "cke.schemas", "cke.circuits")
-"""What decides the text of a package beside the model: code, contracts and library circuits."""
 
 
 def build(
@@ -86,36 +80,3 @@ def kernel_hashes(kernel_ids: Sequence[str] | set[str]) -> dict[str, str]:
     ]
     root = files("cke.kernel_registry")
     return {name: sha256((root / name).read_bytes()).hexdigest() for name in names}
-
-
-def build_key(
-    circuit: str | Path, source: ModelSource, dtype: str, capture: Sequence[str] = ()
-) -> str:
-    """Return the key of a build in the user's cache: equal keys give equal packages.
-
-    The key covers the circuit's files, the model's config and tensor headers, the run dtype, the
-    captures, and the compiler with its registry.
-    """
-    tensors = source.tensors or {}
-    headers = {name: [list(info.shape), info.storage] for name, info in tensors.items()}
-    body: dict[str, Any] = {
-        "circuits": load_circuit(circuit).sources,
-        "config": msgspec.json.encode(source.config, order="sorted").decode(),
-        "format": source.format,
-        "tensors": headers if source.tensors is not None else None,
-        "dtype": dtype,
-        "capture": sorted(capture),
-        "compiler": {name: _folder_hash(files(name)) for name in COMPILER},
-    }
-    return sha256(rfc8785.dumps(body)).hexdigest()
-
-
-def _folder_hash(folder: Traversable) -> str:
-    """Return one sha256 over the names and contents of a folder's sources, in order of name."""
-    digest = sha256()
-    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if item.name == "__pycache__":
-            continue
-        content = _folder_hash(item).encode() if item.is_dir() else item.read_bytes()
-        digest.update(f"{item.name}\0{sha256(content).hexdigest()}\n".encode())
-    return digest.hexdigest()

@@ -16,6 +16,7 @@ import msgspec
 from cke.errors.files import cache_folder
 from cke.runtime.package import MANIFEST, Package, load_package
 from cke.runtime.weights.files import ModelFiles
+from cke.schemas.model_source import ModelSource
 
 Progress = Callable[[str], None]
 COMPILER = ("cke.kernel_registry", "cke.codegen", "cke.dsl", "cke.schemas", "cke.circuits")
@@ -44,7 +45,7 @@ def built_package(
 
 
 def package_key(
-    files: ModelFiles, circuit: str | Path | None, dtype: str, capture: tuple[str, ...]
+    files: ModelSource, circuit: str | Path | None, dtype: str, capture: tuple[str, ...]
 ) -> str:
     """Return the key of a package: equal keys give equal packages.
 

@@ -62,12 +62,13 @@ def _build(
     output: Path | None,
 ) -> int:
     from cke.codegen.build import build as build_circuit
-    from cke.codegen.build import build_key
     from cke.codegen.package import write_package
 
     package = build_circuit(circuit, source, dtype, capture)
     if output is None:
-        output = cache_folder("packages", build_key(circuit, source, dtype, capture))
+        from cke.api.build import package_key
+
+        output = cache_folder("packages", package_key(source, circuit, dtype, capture))
     write_package(package, output)
     _report(format, str(output), {"folder": str(output), "files": sorted(package.files)})
     return 0
