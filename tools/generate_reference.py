@@ -13,6 +13,8 @@ from cke.errors.catalogue import catalogue
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.operators.base import Attribute, Operand, Operator
 
+ROOT = Path(__file__).resolve().parent.parent
+CIRCUITS = ROOT / "circuits"
 NOTE = "<!-- made by tools/generate_reference.py; do not edit -->\n\n"
 
 
@@ -81,7 +83,36 @@ def _attribute(attribute: Attribute) -> str:
     return f"`{attribute.name}` {alternatives or attribute.kind}"
 
 
+def blocks_page() -> str:
+    """The shared files of the library, as they are."""
+    lines = [
+        "# Shared blocks",
+        "",
+        "What `use blocks.NAME` makes visible. A name under `given` is set by a row of a circuit's",
+        "config or schedule; the points are checkpoints that every later tool knows by name.",
+        "",
+    ]
+    for path in sorted(CIRCUITS.joinpath("blocks").glob("*.circuit")):
+        text = path.read_text(encoding="utf-8").rstrip()
+        lines += [f"## blocks.{path.stem}", "", "```text", text, "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def families_page() -> str:
+    """The circuits of the library, each with its one-line summary."""
+    lines = ["# Circuits of the library", "", "| circuit | what it is |", "|---|---|"]
+    for path in sorted(CIRCUITS.glob("*.circuit")):
+        head = path.read_text(encoding="utf-8").partition("\n")[0]
+        summary = head.partition('"')[2].rpartition('"')[0]
+        parent = head.partition(" from ")[2].partition("@")[0]
+        origin = f" (from `{parent}`)" if parent else ""
+        lines.append(f"| `{path.stem}` | {summary}{origin} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "blocks.md": blocks_page,
+    "circuits.md": families_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
     "operators.md": operators_page,
@@ -90,7 +121,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def main() -> None:
     """Write every page into the folder."""
-    default = Path(__file__).resolve().parent.parent / "docs" / "reference"
+    default = ROOT / "docs" / "reference"
     folder = Path(sys.argv[1]) if sys.argv[1:] else default
     for name, page in PAGES.items():
         folder.joinpath(name).write_text(NOTE + page(), encoding="utf-8")
