@@ -1,4 +1,4 @@
-"""The table of contract lines and their tests: `python -m tests.attention_packet.contract_table`."""
+"""The table of contract lines and tests: `python -m tests.attention_packet.contract_table`."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ PAGE = Path("docs/reference/attention-packet.md")
 START, END = "<!-- table -->", "<!-- end -->"
 
 
-def tests_of_lines(folder: Path) -> dict[str, list[str]]:
+def find_tests(folder: Path) -> dict[str, list[str]]:
     """The tests that carry each line, as `file::test`."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("test_*.py")):
@@ -53,7 +53,7 @@ def _marks(tree: ast.AST) -> set[str]:
 
 def table(folder: Path) -> str:
     """The Markdown table, in the order of the lines."""
-    found = tests_of_lines(folder)
+    found = find_tests(folder)
     rows = ["| line | tests |", "|---|---|"]
     for line in sorted(found, key=lambda name: int(name.partition("-")[2])):
         tests = "<br>".join(f"`{test}`" for test in dict.fromkeys(found[line]))

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from tests.attention_packet.contract_table import PAGE, page_with_table, tests_of_lines
+from tests.attention_packet.contract_table import PAGE, find_tests, page_with_table
 
 FOLDER = Path(__file__).parent
 
 
 def test_every_line_has_a_test() -> None:
-    missing = {f"PKT-{number}" for number in range(1, 72)} ^ set(tests_of_lines(FOLDER))
+    missing = {f"PKT-{number}" for number in range(1, 72)} ^ set(find_tests(FOLDER))
     assert missing == set()
 
 
