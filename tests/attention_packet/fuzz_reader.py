@@ -31,7 +31,7 @@ def replace(value: Any, place: tuple[Any, ...], item: Any) -> None:
     """Put `item` at the place."""
     for key in place[:-1]:
         value = value[key]
-    value[place[-1]] = item
+    value[place[-1]] = copy.deepcopy(item)
 
 
 def check_outcome(found: Outcome) -> None:
