@@ -168,7 +168,9 @@ def _cut(
     place: int, dimension: Dimension, position: int | None, sizes: Mapping[str, int], member: int
 ) -> tuple[_Cut, tuple[Atom, ...]]:
     if position is None:
-        terms, before, after = dimension, (), ()
+        terms = dimension
+        before: tuple[Atom, ...] = ()
+        after: tuple[Atom, ...] = ()
     else:
         product = dimension[0]
         before, atom, after = product[:position], product[position], product[position + 1 :]

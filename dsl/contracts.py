@@ -107,8 +107,9 @@ def _with_results(whole: Fields, results: dict[str, Fields], order: list[str]) -
     points: list[Value] = []
     for name in order:
         own = results.get(name, {})
-        fallback = whole.get("rounding", {}).get("points", [])
-        points += [p for p in own.get("rounding", {}).get("points", fallback) if p not in points]
+        fallback: list[Value] = whole.get("rounding", {}).get("points", [])
+        named: list[Value] = own.get("rounding", {}).get("points", fallback)
+        points += [point for point in named if point not in points]
         for section, fields in own.items():
             for field, value in fields.items():
                 if (section, field) != ("rounding", "points"):

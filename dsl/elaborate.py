@@ -62,7 +62,7 @@ def check_blocks(circuit: Circuit) -> list[Diagnostic]:
     for format in ("hf", "gguf"):
         settings = _settings(circuit, format, "f32")
         _walk(circuit, environment, settings, rows)
-        layer = Environment(**{**_fields(environment), "row": rows[0]})
+        layer = msgspec.structs.replace(environment, row=rows[0])
         for block in _further_blocks(circuit):
             _check_block(block, layer, settings)
         found += [each for each in settings.errors.found if each not in found]
@@ -134,10 +134,6 @@ def _environment(
         inputs={} if "T" in dims else RUNTIME,
         nominal=nominal,
     )
-
-
-def _fields(environment: Environment) -> dict[str, object]:
-    return {name: getattr(environment, name) for name in environment.__struct_fields__}
 
 
 def _supplied(circuit: Circuit, config: BoundConfig) -> dict[str, Supplied]:

@@ -8,7 +8,8 @@ from cke.dsl import syntax
 from cke.dsl.axes import axis_names
 from cke.dsl.elaborate_errors import error
 from cke.dsl.elaborate_givens import Evaluate
-from cke.dsl.scope import NOMINAL, UNKNOWN, Instance, Static
+from cke.dsl.evaluate import UNKNOWN
+from cke.dsl.scope import NOMINAL, Instance, Static
 from cke.errors import Note, Span
 from cke.kernel_registry.operators import Attribute, Operator
 from cke.schemas.ir import StateSlot
@@ -101,7 +102,7 @@ def _typed(item: Attribute, value: Static, span: Span) -> Static:
         case "str" if isinstance(value, str):
             return value
     expected = " | ".join(map(str, item.alternatives)) if item.kind == "choice" else item.kind
-    notes = ()
+    notes: tuple[Note, ...] = ()
     if isinstance(value, str) and value in item.spellings:
         notes = (Note(f"`{value}` is spelled `{item.spellings[value]}` here", label="help"),)
     shown = "none" if value is None else value

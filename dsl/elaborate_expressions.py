@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from cke.dsl.scope import UNKNOWN
+from cke.dsl.evaluate import UNKNOWN
 from cke.schemas.ir import Value
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from cke.dsl import syntax
 from cke.dsl.axes import axis_names, typed
 from cke.dsl.elaborate_errors import PoisonedError, error
-from cke.dsl.scope import UNKNOWN, Conditional, Instance, Poison, Static, Supplied
+from cke.dsl.evaluate import UNKNOWN
+from cke.dsl.scope import Conditional, Instance, Poison, Static, Supplied
 from cke.errors import Note, Span
 from cke.kernel_registry.operators import OPERATORS, SCALINGS
 from cke.schemas.ir import TensorType

@@ -11,10 +11,10 @@ from cke.dsl.elaborate_attributes import shape_axes, written
 from cke.dsl.elaborate_errors import Errors, PoisonedError, error
 from cke.dsl.elaborate_givens import Evaluate
 from cke.dsl.elaborated import Clause, WeightUse
+from cke.dsl.evaluate import UNKNOWN
 from cke.dsl.function_builder import Reference
 from cke.dsl.scope import (
     NOMINAL,
-    UNKNOWN,
     BlockPart,
     Instance,
     OperatorPart,
@@ -244,7 +244,7 @@ class PartBuilder:
         """Return the clauses of a part; rows of `parts of` replace those of the same format."""
         own = list(_mentions(self._own_rows(), part))
         extra = self._instance.environment.sources.get(self._instance.block.name, ())
-        override = list(_mentions(filter(self._row_holds, extra), part))
+        override = list(_mentions((row for row in extra if self._row_holds(row)), part))
         formats = {c.format for _, c in override if isinstance(c, syntax.Source)}
         kept = [
             (names, clause)

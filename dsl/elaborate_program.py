@@ -13,8 +13,9 @@ from cke.dsl import syntax
 from cke.dsl.elaborate_givens import tensor_type
 from cke.dsl.elaborate_statements import FunctionWalker, Settings
 from cke.dsl.elaborated import Elaboration, Function, Step
+from cke.dsl.evaluate import UNKNOWN
 from cke.dsl.function_builder import Reference
-from cke.dsl.scope import UNKNOWN, Environment, Instance, Supplied
+from cke.dsl.scope import Environment, Instance, Supplied
 from cke.errors import Span
 from cke.schemas.ir import Parameter, TensorType
 from cke.schemas.manifest import Given
@@ -93,8 +94,7 @@ class ProgramWalker:
             values = {name: supplied.value for name, supplied in row.items()}
             key = (loop.span, _frozen(values), layer if by_index else None)
             if key not in self._kinds:
-                fields = {n: getattr(self._environment, n) for n in Environment.__struct_fields__}
-                environment = Environment(**{**fields, "row": row})
+                environment = msgspec.structs.replace(self._environment, row=row)
                 self._kinds[key] = self._elaborate(
                     loop.body, later, environment, (loop.index.name, layer)
                 )

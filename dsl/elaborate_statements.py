@@ -14,10 +14,10 @@ from cke.dsl.elaborate_errors import Errors, PoisonedError, error
 from cke.dsl.elaborate_givens import is_operator, read, tensor_type
 from cke.dsl.elaborate_parts import PartBuilder
 from cke.dsl.elaborated import WeightUse
+from cke.dsl.evaluate import UNKNOWN
 from cke.dsl.function_builder import FunctionBuilder, Reference, Target
 from cke.dsl.points import Points
 from cke.dsl.scope import (
-    UNKNOWN,
     BlockPart,
     Conditional,
     Instance,

@@ -46,7 +46,7 @@ class WeightUse(msgspec.Struct, frozen=True, kw_only=True):
     span: Span
 
 
-class Op(Node):
+class Op(Node, frozen=True, kw_only=True):
     """One operation; the fields are those of BuildIR's op before kernels are resolved."""
 
     id: str

@@ -129,7 +129,7 @@ class Instance:
         for instance in self.chain():
             if axis in instance.arguments:
                 value = instance.arguments[axis].value
-                return NOMINAL if value is UNKNOWN else value  # type: ignore[no-any-return]
+                return NOMINAL if value is UNKNOWN else value
         found = self.environment.dims.get(axis)
         if found is None and axis in SYMBOLS:
             return axis
