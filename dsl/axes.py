@@ -8,6 +8,9 @@ from cke.schemas.ir import Dim, TensorType
 
 def axis_names(dimensions: tuple[syntax.Dimension, ...]) -> tuple[str, ...]:
     """Return the axes of a shape, products laid out one after the other."""
+    for dimension in dimensions:
+        if len(dimension.terms) > 1:
+            raise bad_shape(dimension.span, "a sum belongs to a stored layout, not to a type")
     return tuple(
         atom_name(atom)
         for dimension in dimensions
@@ -31,11 +34,16 @@ def atom_name(atom: syntax.AxisAtom) -> str:
 
 def typed(axes: tuple[str, ...], instance: Instance, dtype: str, span: Span) -> TensorType:
     """Return the type with the sizes of this instance; duplicate axes are an error."""
+    check_distinct(axes, span)
+    sizes = tuple(axis_size(axis, instance, span) for axis in axes)
+    return TensorType(axes=axes, shape=sizes, dtype=dtype)
+
+
+def check_distinct(axes: tuple[str, ...], span: Span) -> None:
+    """Refuse an axis that a shape names twice."""
     if len(set(axes)) != len(axes):
         twice = next(axis for axis in axes if axes.count(axis) > 1)
         raise bad_shape(span, f"axis `{twice}` stands twice in [{', '.join(axes)}]")
-    sizes = tuple(axis_size(axis, instance, span) for axis in axes)
-    return TensorType(axes=axes, shape=sizes, dtype=dtype)
 
 
 def axis_size(axis: str, instance: Instance, span: Span) -> Dim:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cke.dsl import syntax
-from cke.dsl.axes import axis_names
+from cke.dsl.axes import axis_names, check_distinct
 from cke.dsl.elaborate_errors import error
 from cke.dsl.elaborate_givens import Evaluate
 from cke.dsl.evaluate import UNKNOWN
@@ -144,7 +144,11 @@ def _placeholder(item: Attribute) -> Static:
 
 
 def shape_axes(shape: syntax.Shape | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes before and after `->` of a constructor."""
+    """Return the axes before and after `->` of a constructor; each side names an axis once."""
     if shape is None:
         return (), ()
-    return axis_names(shape.axes), () if shape.result is None else axis_names(shape.result)
+    before = axis_names(shape.axes)
+    after = () if shape.result is None else axis_names(shape.result)
+    check_distinct(before, shape.span)
+    check_distinct(after, shape.span)
+    return before, after

@@ -6,7 +6,7 @@ import msgspec
 
 from cke.dsl.contracts import FLOATS, Numerics
 from cke.dsl.elaborate_attributes import complete
-from cke.dsl.elaborate_errors import error
+from cke.dsl.elaborate_errors import counted, error
 from cke.dsl.function_builder import FunctionBuilder, Invocation, Reference, Target
 from cke.dsl.scope import NOMINAL, Instance, Removed, SlotReference, Static
 from cke.errors import Note, Span
@@ -57,7 +57,7 @@ class Applier:
             assert source is not None
             return (self._builder.identity(source, item.operator.name, targets[0]),)
         operands = self._with_hidden(item, operands, attributes)
-        inference = self._infer(item, operands, attributes, len(targets))
+        inference = self._infer(item, operands, attributes)
         results = self._call(item, slot, operands, attributes, inference, targets)
         if item.operator.name == "append":
             item.instance.key_positions = results[-1]
@@ -79,7 +79,7 @@ class Applier:
             raise error(
                 "CKE212",
                 item.span,
-                f"`{item.label}` takes {len(declared)} operands, got {len(values)}",
+                f"`{item.label}` takes {counted(len(declared), 'operand')}, got {len(values)}",
             )
         if variadic:
             declared += [declared[-1]] * (len(values) - len(declared))
@@ -130,21 +130,16 @@ class Applier:
         item: Application,
         operands: Operands,
         attributes: Mapping[str, Static],
-        count: int,
     ) -> Inference:
         cast = self._numerics.explicit_input(item.operator, self._paths(item))
         types = [None if each is None else _cast(each.type, cast) for each in operands]
         weights = [None if each is None else each.type for each in item.weights]
         if self._nominal and item.operator.name == "split":
-            attributes = {**attributes, "sizes": _nominal_sizes(count)}
+            attributes = {**attributes, "sizes": _nominal_sizes(len(attributes["sizes"]))}
         try:
             found = item.operator.shape_rule(types, weights, attributes)
         except ShapeError as problem:
-            notes = tuple(
-                Note(f"`{each.name}` is [{', '.join(each.type.axes)}] from", each.span)
-                for each in operands
-                if each is not None
-            )
+            notes = _origins([each for each in operands if each is not None])
             raise error("CKE212", item.span, f"`{item.label}` {problem}", *notes) from problem
         if self._nominal:
             return Inference(tuple(map(_nominal, found.results)), found.layout)
@@ -170,8 +165,8 @@ class Applier:
             raise error(
                 "CKE212",
                 item.span,
-                f"`{item.label}` gives {len(types) - len(hidden)} results, "
-                f"got {len(targets)} names",
+                f"`{item.label}` gives {counted(len(types) - len(hidden), 'result')}, "
+                f"got {counted(len(targets), 'name')}",
             )
         extra = [Target(instance.path, name, item.span) for name in hidden]
         for each in (*operands, *item.weights):
@@ -201,6 +196,16 @@ class Applier:
 def part_paths(instance: Instance, part: str) -> tuple[str, ...]:
     """Return the selectors that mean this part: by its block, and by its instance."""
     return (f"{instance.block.name}.{part}", instance.child_path(part))
+
+
+def _origins(operands: Sequence[Reference]) -> tuple[Note, ...]:
+    """Return where each operand came to be; a single one has the type of the message."""
+    if len(operands) == 1:
+        return (Note(f"`{operands[0].name}` has that type from", operands[0].span),)
+    return tuple(
+        Note(f"`{each.name}` is [{', '.join(each.type.axes)}] from", each.span)
+        for each in operands
+    )
 
 
 def _cast(type_: TensorType, dtype: str | None) -> TensorType:

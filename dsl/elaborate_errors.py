@@ -41,6 +41,11 @@ def error(code: str, span: Span, message: str, *notes: Note) -> CkeError:
     return CkeError(Diagnostic(code=code, span=span, message=message, notes=notes))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 operand` or `2 operands`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _same(a: Diagnostic, b: Diagnostic) -> bool:
     return (a.code, a.span, a.message, a.path) == (b.code, b.span, b.message, b.path)
 

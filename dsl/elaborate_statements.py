@@ -10,7 +10,7 @@ from cke.dsl.axes import axis_names
 from cke.dsl.contracts import Numerics
 from cke.dsl.elaborate_attributes import written
 from cke.dsl.elaborate_calls import Application, Applier, part_paths
-from cke.dsl.elaborate_errors import Errors, PoisonedError, error
+from cke.dsl.elaborate_errors import Errors, PoisonedError, counted, error
 from cke.dsl.elaborate_givens import is_operator, read, tensor_type
 from cke.dsl.elaborate_parts import PartBuilder
 from cke.dsl.elaborated import WeightUse
@@ -28,7 +28,7 @@ from cke.dsl.scope import (
 )
 from cke.errors import Note, Span
 from cke.kernel_registry.operators import ARITHMETIC, OPERATORS, Operator
-from cke.schemas.ir import Parameter, StateSlot, TensorType
+from cke.schemas.ir import Checkpoint, Parameter, StateSlot, TensorType
 
 Values = tuple[object, ...]
 
@@ -55,7 +55,7 @@ class FunctionWalker:
         self.slots: list[StateSlot] = []
         self.instances: list[Instance] = []
         self._declared: dict[str, WeightUse] = {}
-        self._attached: dict[tuple[str, str | None], Span] = {}
+        self._attached: dict[tuple[str, str | None], list[tuple[Span, tuple[str, ...]]]] = {}
         self._conditions: tuple[str, ...] = ()
         self._applier = Applier(
             self.builder, settings.numerics, self._positions, self._use, nominal
@@ -137,7 +137,8 @@ class FunctionWalker:
             raise error(
                 "CKE217",
                 span,
-                f"`{label}` takes {len(block.parameters)} operands, got {len(arguments)}",
+                f"`{label}` takes {counted(len(block.parameters), 'operand')}, "
+                f"got {len(arguments)}",
                 Note(f"`{block.name}` is declared at", block.signature),
             )
         for parameter, value in zip(block.parameters, arguments, strict=True):
@@ -167,7 +168,8 @@ class FunctionWalker:
         raise error(
             "CKE217",
             span,
-            f"`{label}` takes `{parameter.name}: {_text(expected)}`, got {_text(value.type)}",
+            f"`{label}` takes `{parameter.name}: {_text(expected, value.type)}`, "
+            f"got {_text(value.type, expected)}",
             Note(f"`{value.name}` has that type from", value.span),
         )
 
@@ -182,8 +184,8 @@ class FunctionWalker:
             raise error(
                 "CKE217",
                 instance.block.signature,
-                f"`{instance.block.name}` declares {len(instance.block.results)} results, "
-                f"got {len(results)}",
+                f"`{instance.block.name}` declares "
+                f"{counted(len(instance.block.results), 'result')}, got {len(results)}",
             )
         return results
 
@@ -191,7 +193,9 @@ class FunctionWalker:
         expected = axis_names(shape.axes)
         if isinstance(value, Reference) and value.type.axes == expected:
             return
-        got = _text(value.type) if isinstance(value, Reference) else f"`{value}`"
+        got = f"`{value}`"
+        if isinstance(value, Reference):
+            got = f"[{', '.join(value.type.axes)}]"
         raise error(
             "CKE217",
             shape.span,
@@ -247,7 +251,7 @@ class FunctionWalker:
             raise error(
                 "CKE218",
                 statement.value.span,
-                f"expected {len(statement.targets)} results, got {len(values)}",
+                f"expected {counted(len(statement.targets), 'result')}, got {len(values)}",
             )
 
     def _return(self, statement: syntax.Return, instance: Instance) -> Values:
@@ -327,7 +331,9 @@ class FunctionWalker:
             return
         if len(points) != len(values):
             raise error(
-                "CKE253", points[0].span, f"expected {len(values)} points, got {len(points)}"
+                "CKE253",
+                points[0].span,
+                f"expected {counted(len(values), 'point')}, got {len(points)}",
             )
         for value, point, target in zip(values, points, targets, strict=True):
             if not isinstance(value, Reference):
@@ -381,17 +387,24 @@ class FunctionWalker:
         new = role is not None and role.startswith("new_")
         axes = ("B", "S") if new else value.type.axes
         checkpoint = self._settings.points.checkpoint(point, instance, axes, role)
-        first = self._attached.get((checkpoint.name, role))
-        if first is not None and not self._nominal:
-            raise error(
-                "CKE254",
-                point.span,
-                f"point `{point.name}` is attached twice in one instance of "
-                f"`{instance.block.name}`",
-                Note("first attached at", first),
-            )
-        self._attached[(checkpoint.name, role)] = point.span
+        self._check_once(point, checkpoint, instance)
         self.builder.attach(value, checkpoint, target, alias=alias or new)
+
+    def _check_once(self, point: syntax.Point, checkpoint: Checkpoint, instance: Instance) -> None:
+        """Refuse a point that the instance has already, but in branches that exclude each other."""
+        known = self._attached.setdefault((checkpoint.name, checkpoint.role), [])
+        here = self._conditions
+        for span, there in known:
+            shared = min(len(here), len(there))
+            if here[:shared] == there[:shared]:
+                raise error(
+                    "CKE254",
+                    point.span,
+                    f"point `{point.name}` is attached twice in one instance of "
+                    f"`{instance.block.name}`",
+                    Note("first attached at", span),
+                )
+        known.append((point.span, here))
 
     # Expressions.
 
@@ -644,8 +657,10 @@ def _removed(part: Removed, span: Span) -> Exception:
     )
 
 
-def _text(type_: TensorType) -> str:
-    """Return axes, with sizes where they are known."""
+def _text(type_: TensorType, other: TensorType) -> str:
+    """Return the axes, with their sizes when the axes alone do not tell the two types apart."""
+    if type_.axes != other.axes:
+        return f"[{', '.join(type_.axes)}]"
     parts = (
         axis if axis == size else f"{axis}={size}"
         for axis, size in zip(type_.axes, type_.shape, strict=True)

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 from cke.dsl import syntax
 from cke.dsl.axes import axis_names
+from cke.dsl.elaborate_errors import error
+from cke.dsl.names import did_you_mean
 from cke.dsl.scope import Instance
-from cke.errors import CkeError, Diagnostic, Note, Span
+from cke.errors import Note
 from cke.schemas.ir import Checkpoint
 
 
@@ -28,14 +30,11 @@ class Points:
         expected = _renamed(axis_names(row.shape.axes), instance)
         got = axes[: len(expected)] if role is not None else axes
         if got != expected:
-            raise CkeError(
-                Diagnostic(
-                    code="CKE252",
-                    span=point.span,
-                    message=f"point `{point.name}` expects [{', '.join(expected)}], "
-                    f"got [{', '.join(axes)}]",
-                    notes=(Note("declared at", row.span),),
-                )
+            raise error(
+                "CKE252",
+                point.span,
+                f"point `{point.name}` expects [{', '.join(expected)}], got [{', '.join(axes)}]",
+                Note("declared at", row.span),
             )
         name = f"{instance.path}.{point.name}" if instance.path else point.name
         return Checkpoint(
@@ -55,17 +54,23 @@ class Points:
     def _row(self, point: syntax.Point) -> tuple[str, syntax.TaxonomyRow, int]:
         versions = sorted(version for name, version in self._rows if name == point.name)
         if not versions:
-            raise _unknown(point.span, f"no taxonomy in use declares the point `{point.name}`")
+            places = {name: row.span for (name, _), (_, row) in self._rows.items()}
+            raise error(
+                "CKE251",
+                point.span,
+                f"no taxonomy in use declares the point `{point.name}`",
+                *did_you_mean(point.name, places),
+            )
         version = versions[0] if point.version is None else point.version
         if version not in versions:
             listed = ", ".join(map(str, versions))
-            raise _unknown(point.span, f"point `{point.name}` has version {listed}, got {version}")
+            raise error(
+                "CKE251",
+                point.span,
+                f"point `{point.name}` has version {listed}, got {version}",
+            )
         taxonomy, row = self._rows[(point.name, version)]
         return taxonomy, row, version
-
-
-def _unknown(span: Span, message: str) -> CkeError:
-    return CkeError(Diagnostic(code="CKE251", span=span, message=message))
 
 
 def _renamed(axes: tuple[str, ...], instance: Instance) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class Instance:
         found = self.environment.dims.get(axis)
         if found is None and axis in SYMBOLS:
             return axis
-        return NOMINAL if found is None and self.environment.nominal else found
+        return found
 
     def supplied(self, name: str) -> Supplied | None:
         """Return the value that the surroundings give to a name, before any default."""
