@@ -203,8 +203,7 @@ def _origins(operands: Sequence[Reference]) -> tuple[Note, ...]:
     if len(operands) == 1:
         return (Note(f"`{operands[0].name}` has that type from", operands[0].span),)
     return tuple(
-        Note(f"`{each.name}` is [{', '.join(each.type.axes)}] from", each.span)
-        for each in operands
+        Note(f"`{each.name}` is [{', '.join(each.type.axes)}] from", each.span) for each in operands
     )
 
 

@@ -196,25 +196,25 @@ def layer_moe(w: Weights, state: State, x: Array, positions: Array) -> tuple[Arr
     with named_scope("mlp.mlp_gate_projection"):
         g = expert_linear_gather(
             h, w["mlp.gate"], ids, selected=False
-        )  # circuits/blocks/moe.circuit:25
+        )  # circuits/blocks/moe.circuit:26
     with named_scope("mlp.mlp_up_projection"):
         u = expert_linear_gather(
             h, w["mlp.up"], ids, selected=False
-        )  # circuits/blocks/moe.circuit:26
+        )  # circuits/blocks/moe.circuit:27
     with named_scope("edge/mlp/h/silu"):
-        h = silu(g)  # circuits/blocks/moe.circuit:27
+        h = silu(g)  # circuits/blocks/moe.circuit:28
     with named_scope("mlp.mlp_gated_activation"):
-        h = multiply(h, u)  # circuits/blocks/moe.circuit:27
+        h = multiply(h, u)  # circuits/blocks/moe.circuit:28
     with named_scope("mlp.expert_output"):
         y = expert_linear_gather(
             h, w["mlp.down"], ids, selected=True
-        )  # circuits/blocks/moe.circuit:28
+        )  # circuits/blocks/moe.circuit:29
     with (
         named_scope("mlp.mlp_down_projection"),
         named_scope("mlp.shared_expert_output"),
         named_scope("edge/return/scale"),
     ):
-        y = combine(y, weights, axis=2)  # circuits/blocks/moe.circuit:29
+        y = combine(y, weights, axis=2)  # circuits/blocks/moe.circuit:30
     with named_scope("layer_output"):
         output = add(x, y)  # circuits/blocks/decoder.circuit:73
     return output, {"attention.kv": kv}

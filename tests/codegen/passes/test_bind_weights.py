@@ -142,8 +142,7 @@ def test_the_fused_form_is_taken_when_the_loop_has_no_tensor(tmp_path: Path) -> 
 
 def test_a_layout_must_fit_its_names(tmp_path: Path) -> None:
     parts = (
-        "    a: tensor[D]\n    b: tensor[D]\n    c: tensor[D]\n"
-        '    a, b, c   hf "abc" as [D + D]'
+        '    a: tensor[D]\n    b: tensor[D]\n    c: tensor[D]\n    a, b, c   hf "abc" as [D + D]'
     )
     with pytest.raises(CkeError) as caught:
         small(tmp_path, parts, "  return x * a + b + c", {"abc": (16,)})
@@ -156,9 +155,7 @@ def test_a_layout_must_fit_its_names(tmp_path: Path) -> None:
 def test_a_part_needs_a_source_of_the_format(tmp_path: Path) -> None:
     with pytest.raises(CkeError) as caught:
         small(tmp_path, '    w: tensor[D]   gguf "w"', "  return x * w", {})
-    assert str(caught.value).splitlines()[0] == (
-        "model: error[CKE454]: `w` has no hf source"
-    )
+    assert str(caught.value).splitlines()[0] == ("model: error[CKE454]: `w` has no hf source")
 
 
 def test_transforms_of_values_follow_the_moves(tmp_path: Path) -> None:
