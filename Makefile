@@ -41,7 +41,7 @@ format:
 
 golden:
 	@$(PYTHON) tools/environment.py test
-	$(BIN)/cke build --all
+	$(BIN)/cke build --library
 	$(BIN)/python -m pytest -q --update-golden tests -m "not nightly and not slow"
 
 docs:
