@@ -107,11 +107,12 @@ def _special(files: ModelFiles, tokens: list[str]) -> Iterator[AddedToken]:
 
 def _byte_pairs(files: ModelFiles, tokens: list[str]) -> Tokenizer:
     pre = files.config.get(PREFIX + "pre", "default")
-    merges = [tuple(item.split(" ", 1)) for item in texts(files, "merges")]
-    if not all(len(pair) == 2 for pair in merges):
+    halves = [item.partition(" ") for item in texts(files, "merges")]
+    if not all(left and right for left, _, right in halves):
         raise metadata_error(
             files.name, PREFIX + "merges", "expected two pieces around a space in every merge"
         )
+    merges = [(left, right) for left, _, right in halves]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     inner = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS))
     inner.pre_tokenizer = _pre_tokenizer(files, pre)
