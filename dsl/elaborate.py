@@ -38,14 +38,17 @@ class ElaborationErrors(CkeError):
 
 
 def elaborate(
-    circuit: Circuit, source: ModelSource, dtype: str
+    circuit: Circuit, source: ModelSource, dtype: str, names: str | None = None
 ) -> tuple[Elaboration, dict[str, int]]:
-    """Return the elaboration of a circuit under a model's config, and the sizes of its dims."""
+    """Return the elaboration of a circuit under a model's config, and the sizes of its dims.
+
+    Weights carry the sources of the format `names`, by default that of the model.
+    """
     row = matching_row(circuit, source)
     config = bind_config(circuit, source, row.under if row else None)
     environment = _environment(circuit, config.dims, _supplied(circuit, config), nominal=False)
     rows = _rows(circuit, config)
-    settings = _settings(circuit, source.format, dtype)
+    settings = _settings(circuit, names or source.format, dtype)
     elaboration = _walk(circuit, environment, settings, rows)
     if settings.errors.found:
         raise ElaborationErrors(_with_source(circuit, settings.errors.found))

@@ -6,6 +6,7 @@ name, or an error. Without tensors (a config alone) the first source of each cla
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -41,6 +42,38 @@ def bind_weights(elaboration: Elaboration, source: ModelSource, ignored: Iterabl
     if binder.errors:
         raise CkeError(binder.errors)
     return Bound(tuple(binder.bindings.values()), coverage, tuple(weights))
+
+
+def name_map(elaboration: Elaboration, format: Literal["hf", "gguf"]) -> dict[str, tuple[str, ...]]:
+    """Return the tensor keys of every weight in `format`, each by its first spelling.
+
+    The elaboration carries the sources of that format. A weight without one is left out; a tied
+    one has the keys of the weight that it is.
+    """
+    binder = _Binder(_NamesOnly(format))
+    for step in elaboration.steps:
+        for use in elaboration.functions[step.function].weights:
+            binder.bind(use, step)
+    found: dict[str, tuple[str, ...]] = {}
+    for semantic, binding in binder.bindings.items():
+        while binding.tied_to in binder.bindings:
+            binding = binder.bindings[binding.tied_to]
+        if binding.sources:
+            found[semantic] = binding.sources
+    return found
+
+
+class _NamesOnly:
+    """A source without tensors, so that the first spelling of each clause is taken."""
+
+    def __init__(self, format: Literal["hf", "gguf"]) -> None:
+        self.format: Literal["hf", "gguf"] = format
+        self.name: str = format
+        self.config: dict[str, Value] = {}
+        self.tensors: dict[str, TensorInfo] | None = None
+
+    def values(self, key: str) -> list[float]:
+        raise AssertionError(f"nothing reads the values of `{key}` here")
 
 
 class _Found(msgspec.Struct, frozen=True):

@@ -27,6 +27,11 @@ VERBS: dict[str, Verb] = {
         "cke.cli.bench:bench",
         "Measure speed, start and memory, beside transformers and llama.cpp.",
     ),
+    "weights": Verb(
+        "Run",
+        "cke.cli.weights:weights",
+        "Show every weight of a model with its tensor, and every tensor with its use.",
+    ),
     "doctor": Verb(
         "Environment",
         "cke.cli.doctor:doctor",
