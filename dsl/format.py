@@ -32,7 +32,7 @@ def format_text(text: str | bytes, file: str) -> str:
 
 def format_file(file: syntax.File) -> str:
     """Return a tree as text."""
-    printer = _Printer(file.comments)
+    printer = Printer(file.comments)
     previous: syntax.Item | None = None
     for item in file.items:
         printer.start_item(item, tight=_is_head(previous) and _is_head(item))
@@ -45,7 +45,7 @@ def _is_head(item: syntax.Item | None) -> bool:
     return isinstance(item, syntax.Circuit | syntax.Use | syntax.Model)
 
 
-class _Printer:
+class Printer:
     """Lines so far, and the comments that are still to come."""
 
     def __init__(self, comments: Sequence[syntax.Comment]) -> None:
@@ -69,7 +69,7 @@ class _Printer:
         self.lines += [f"{margin}{comment.text}" for comment in inside if comment is not last]
         line = f"{margin}{text}"
         if last is not None:
-            line = f"{_padded(line, COMMENT_COLUMN)}{last.text}"
+            line = f"{padded(line, COMMENT_COLUMN)}{last.text}"
         self.lines += line.split("\n")
 
     def head(self, node: syntax.Node, line: int, indent: int, text: str) -> None:
@@ -100,7 +100,8 @@ def _is_behind(comment: syntax.Comment, node: syntax.Node) -> bool:
     return not comment.own_line and comment.span.line == node.span.end_line
 
 
-def _padded(text: str, column: int) -> str:
+def padded(text: str, column: int) -> str:
+    """Return the text with blanks up to a column, at least two."""
     width = len(text.rsplit("\n", 1)[-1])
     return text + " " * max(2, column - width)
 
@@ -113,17 +114,17 @@ def _quoted(text: str | None) -> str:
     return "" if text is None else f' "{text}"'
 
 
-def _circuit(printer: _Printer, item: syntax.Circuit) -> None:
+def _circuit(printer: Printer, item: syntax.Circuit) -> None:
     parent = f" from {item.parent.name}@{item.parent_version}" if item.parent else ""
     printer.row(item, 0, f"circuit {item.name}@{item.version}{parent}{_quoted(item.title)}")
 
 
-def _use(printer: _Printer, item: syntax.Use) -> None:
+def _use(printer: Printer, item: syntax.Use) -> None:
     version = "" if item.version is None else f"@{item.version}"
     printer.row(item, 0, f"use {item.path}{version}")
 
 
-def _model(printer: _Printer, item: syntax.Model) -> None:
+def _model(printer: Printer, item: syntax.Model) -> None:
     printer.row(item, 0, f"model {item.block.name}")
 
 
@@ -131,7 +132,7 @@ def _when(condition: syntax.Expression | None) -> str:
     return "" if condition is None else f" when {expression(condition)}"
 
 
-def _match(printer: _Printer, item: syntax.Match) -> None:
+def _match(printer: Printer, item: syntax.Match) -> None:
     printer.head(item, item.span.line, 0, "match:")
     for row in item.rows:
         under = f" under {row.under}" if row.under else ""
@@ -139,12 +140,12 @@ def _match(printer: _Printer, item: syntax.Match) -> None:
         printer.row(row, 1, text)
 
 
-def _ignore_tensors(printer: _Printer, item: syntax.IgnoreTensors) -> None:
+def _ignore_tensors(printer: Printer, item: syntax.IgnoreTensors) -> None:
     printer.head(item, item.span.line, 0, "ignore tensors:")
     _pack(printer, item.patterns, [f'"{pattern.value}"' for pattern in item.patterns])
 
 
-def _pack(printer: _Printer, nodes: Sequence[syntax.Node], texts: list[str]) -> None:
+def _pack(printer: Printer, nodes: Sequence[syntax.Node], texts: list[str]) -> None:
     """Print items as they stood on lines, a line broken where it is too long."""
     start = 0
     while start < len(nodes):
@@ -162,7 +163,7 @@ def _from(parents: tuple[syntax.Identifier, ...]) -> str:
     return f" from {_names(parents)}" if parents else ""
 
 
-def _config(printer: _Printer, item: syntax.Config) -> None:
+def _config(printer: Printer, item: syntax.Config) -> None:
     name = f" {item.name}" if item.name else ""
     head = f"config{name}{_from(item.parents)}"
     if not item.rows:
@@ -173,7 +174,7 @@ def _config(printer: _Printer, item: syntax.Config) -> None:
         _config_row(printer, row)
 
 
-def _config_row(printer: _Printer, row: syntax.ConfigRow) -> None:
+def _config_row(printer: Printer, row: syntax.ConfigRow) -> None:
     match row:
         case syntax.Bind():
             head = f"{row.name}: {type_(row.type)} = "
@@ -188,19 +189,19 @@ def _config_row(printer: _Printer, row: syntax.ConfigRow) -> None:
     printer.row(row, 1, text)
 
 
-def _schedule(printer: _Printer, item: syntax.Schedule) -> None:
+def _schedule(printer: Printer, item: syntax.Schedule) -> None:
     head = f"schedule {item.index.name} in {item.axis.name}:"
     printer.head(item, item.span.line, 0, head)
     for row in item.rows:
         _config_row(printer, row)
 
 
-def _map(printer: _Printer, item: syntax.MapTable) -> None:
+def _map(printer: Printer, item: syntax.MapTable) -> None:
     printer.head(item, item.span.line, 0, f"map {item.name}:")
     _pack(printer, item.pairs, [pair(node) for node in item.pairs])
 
 
-def _numerics(printer: _Printer, item: syntax.Numerics) -> None:
+def _numerics(printer: Printer, item: syntax.Numerics) -> None:
     name = f" {item.name}" if item.name else ""
     head = f"numerics{name}{_from(item.parents)}"
     if not item.rows:
@@ -213,7 +214,7 @@ def _numerics(printer: _Printer, item: syntax.Numerics) -> None:
         printer.row(row, 1, f"{selectors}: {terms}")
 
 
-def _taxonomy(printer: _Printer, item: syntax.Taxonomy) -> None:
+def _taxonomy(printer: Printer, item: syntax.Taxonomy) -> None:
     parent = f" from {item.parent.name}@{item.parent_version}" if item.parent else ""
     printer.head(item, item.span.line, 0, f"taxonomy {item.name}@{item.version}{parent}:")
     heads = [_taxonomy_head(row) for row in item.rows]
@@ -229,7 +230,7 @@ def _taxonomy_head(row: syntax.TaxonomyRow) -> str:
     return f"{row.name}{version} {shape(row.shape)}"
 
 
-def _block(printer: _Printer, item: syntax.Block) -> None:
+def _block(printer: Printer, item: syntax.Block) -> None:
     parameters = ", ".join(map(_parameter, item.parameters))
     results = ", ".join(map(shape, item.results))
     head = f"block {item.name}({parameters}) -> {results}:"
@@ -254,7 +255,7 @@ def _block(printer: _Printer, item: syntax.Block) -> None:
         _statement(printer, statement, 1)
 
 
-def _section(printer: _Printer, first: syntax.Node, text: str) -> None:
+def _section(printer: Printer, first: syntax.Node, text: str) -> None:
     printer.head(first, first.span.line - 1, 1, text)
 
 
@@ -267,12 +268,12 @@ def _point(node: syntax.Point) -> str:
     return node.name if node.version is None else f"{node.name}@{node.version}"
 
 
-def _parts_of(printer: _Printer, item: syntax.PartsOf) -> None:
+def _parts_of(printer: Printer, item: syntax.PartsOf) -> None:
     printer.head(item, item.span.line, 0, f"parts of {item.block.name}:")
     _parts(printer, item.rows, 1)
 
 
-def _parts(printer: _Printer, rows: tuple[syntax.PartRow, ...], indent: int) -> None:
+def _parts(printer: Printer, rows: tuple[syntax.PartRow, ...], indent: int) -> None:
     """Print part rows; `hf` and `gguf` stand under each other where a row is one line."""
     cells = [(_part_head(row), *_clause_cells(row.clauses)) for row in rows]
     single = [_fits(row, cell, indent) for row, cell in zip(rows, cells, strict=True)]
@@ -353,7 +354,7 @@ def _transform(node: syntax.Transform) -> str:
     return f"{node.name}({arguments(node.arguments)})" if node.arguments else node.name
 
 
-def _statement(printer: _Printer, node: syntax.Statement, indent: int) -> None:
+def _statement(printer: Printer, node: syntax.Statement, indent: int) -> None:
     margin = "  " * indent
     match node:
         case syntax.Assign():
@@ -375,7 +376,7 @@ def _statement(printer: _Printer, node: syntax.Statement, indent: int) -> None:
                 _statement(printer, statement, indent + 1)
 
 
-def _if(printer: _Printer, node: syntax.If, indent: int) -> None:
+def _if(printer: Printer, node: syntax.If, indent: int) -> None:
     for place, branch in enumerate(node.branches):
         word = "elif" if place else "if"
         head = f"{word} {expression(branch.condition)}:"
@@ -392,7 +393,7 @@ def _with_points(text: str, points: tuple[syntax.Point, ...], margin: str) -> st
     if not points:
         return text
     column = POINT_COLUMN - (len(margin) if "\n" not in text else 0)
-    return f"{_padded(text, column)}@ {', '.join(map(_point, points))}"
+    return f"{padded(text, column)}@ {', '.join(map(_point, points))}"
 
 
 PRINTERS: dict[type, Callable[..., None]] = {

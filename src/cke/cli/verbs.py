@@ -15,6 +15,14 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "new": Verb("Author", "cke.cli.author:new", "Write a first circuit for a model's config."),
+    "check": Verb("Author", "cke.cli.author:check", "Check circuits, alone or against a model."),
+    "fmt": Verb("Author", "cke.cli.author:fmt", "Bring circuit files into their canonical form."),
+    "expand": Verb("Author", "cke.cli.author:expand", "Print a circuit with all that it inherits."),
+    "explain": Verb(
+        "Author", "cke.cli.author:explain", "Explain a diagnostic code, a circuit, or a kernel."
+    ),
+    "lsp": Verb("Author", "cke.cli.lsp:lsp", "Serve editors: diagnostics, hover, formatting."),
     "build": Verb(
         "Compile", "cke.cli.build:build", "Generate the code and manifest of a circuit for a model."
     ),
