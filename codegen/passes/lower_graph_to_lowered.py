@@ -36,7 +36,11 @@ def _lower_program(program: graph_ir.Program, capture: tuple[str, ...]) -> Progr
 
 
 def _lower_function(function: graph_ir.Function, capture: tuple[str, ...]) -> Function:
-    points = [(alias.alias_of, alias.checkpoint.name) for alias in function.aliases]
+    points = [
+        (alias.alias_of, alias.checkpoint.name)
+        for alias in function.aliases
+        if alias.checkpoint.point is not None and alias.checkpoint.role is None
+    ]
     return Function(
         name=function.name,
         parameters=function.parameters,
@@ -54,13 +58,13 @@ def _lower_function(function: graph_ir.Function, capture: tuple[str, ...]) -> Fu
 
 
 def _schedule(op: graph_ir.Op, order: int, points: list[tuple[str | None, str]]) -> ScheduledOp:
-    """Return the op with the scopes of its live edges, and of the points that are their aliases."""
-    scopes = [
-        name
-        for edge in op.results
-        if edge.live
-        for name in (edge.checkpoint.name, *(point for of, point in points if of == edge.name))
-    ]
+    """Return the op with a scope per live edge; one without a point adds that of an alias."""
+    scopes = []
+    for edge in op.results:
+        if edge.live:
+            scopes.append(edge.checkpoint.name)
+        if edge.live and edge.checkpoint.point is None:
+            scopes += [point for alias_of, point in points if alias_of == edge.name]
     return ScheduledOp(order=order, op=op, scopes=tuple(dict.fromkeys(scopes)))
 
 

@@ -63,18 +63,15 @@ def layer_sliding(w: Weights, state: State, x: Array, positions: Array) -> tuple
         )  # circuits/blocks/decoder.circuit:87
     with (
         named_scope("attention.query_projection_output"),
-        named_scope("attention.q_norm_output"),
         named_scope("attention.key_projection_output"),
-        named_scope("attention.k_norm_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
         )  # circuits/blocks/decoder.circuit:34-36
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -148,18 +145,15 @@ def layer_full(w: Weights, state: State, x: Array, positions: Array) -> tuple[Ar
         )  # circuits/blocks/decoder.circuit:87
     with (
         named_scope("attention.query_projection_output"),
-        named_scope("attention.q_norm_output"),
         named_scope("attention.key_projection_output"),
-        named_scope("attention.k_norm_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
         )  # circuits/blocks/decoder.circuit:34-36
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -222,7 +216,7 @@ def head(w: Weights, x: Array) -> Array:
         x = rms_norm_wide(
             x, weight=w["final.weight"], eps=1e-06, offset=1
         )  # circuits/blocks/decoder.circuit:128
-    with named_scope("edge/y/linear"), named_scope("edge/y/scale"):
+    with named_scope("edge/y/linear"):
         y = linear(x, w["head.weight"])  # circuits/blocks/decoder.circuit:129
     with named_scope("logits"):
         y = softcap(y, cap=30.0)  # circuits/blocks/decoder.circuit:131

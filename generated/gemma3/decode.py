@@ -66,7 +66,6 @@ def layer_sliding(w: Weights, state: State, x: Array, positions: Array) -> tuple
         named_scope("attention.query_projection_output"),
         named_scope("attention.key_projection_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
@@ -81,7 +80,7 @@ def layer_sliding(w: Weights, state: State, x: Array, positions: Array) -> tuple
         )  # circuits/blocks/decoder.circuit:39
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -158,7 +157,6 @@ def layer_full(w: Weights, state: State, x: Array, positions: Array) -> tuple[Ar
         named_scope("attention.query_projection_output"),
         named_scope("attention.key_projection_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
@@ -173,7 +171,7 @@ def layer_full(w: Weights, state: State, x: Array, positions: Array) -> tuple[Ar
         )  # circuits/blocks/decoder.circuit:39
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=1000000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=1000000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(

@@ -66,12 +66,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         h = layer_norm(x, w["ln_1.weight"], w["ln_1.bias"], eps=1e-05)  # circuits/gpt2.circuit:51
     with (
         named_scope("attention.query_projection_output"),
-        named_scope("attention.q_norm_output"),
-        named_scope("attention.rope_query_output"),
         named_scope("attention.key_projection_output"),
-        named_scope("attention.k_norm_output"),
-        named_scope("attention.rope_key_output"),
-        named_scope("attention.kv_append"),
         named_scope("attention.value_projection_output"),
     ):
         q, k, v = linear_group(

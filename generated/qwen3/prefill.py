@@ -61,7 +61,6 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         named_scope("attention.query_projection_output"),
         named_scope("attention.key_projection_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
@@ -76,7 +75,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         )  # circuits/blocks/decoder.circuit:39
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -92,7 +91,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
             scale=0.1767766952966369,
             mask="causal",
         )  # circuits/blocks/decoder.circuit:44
-    with named_scope("attention.attention_output_projection"), named_scope("edge/x/scale"):
+    with named_scope("attention.attention_output_projection"):
         attention = linear(
             y, w["attention.o_proj.weight"], contract=2
         )  # circuits/blocks/decoder.circuit:45
@@ -110,7 +109,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         h = silu(gate)  # circuits/blocks/decoder.circuit:57
     with named_scope("mlp.mlp_gated_activation"):
         h = multiply(h, up)  # circuits/blocks/decoder.circuit:57
-    with named_scope("mlp.mlp_down_projection"), named_scope("edge/return/scale"):
+    with named_scope("mlp.mlp_down_projection"):
         mlp = linear(h, w["mlp.down_proj.weight"])  # circuits/blocks/decoder.circuit:58
     with named_scope("layer_output"):
         output = add(x, mlp)  # circuits/blocks/decoder.circuit:73
