@@ -63,18 +63,15 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         )  # circuits/blocks/decoder.circuit:70
     with (
         named_scope("attention.query_projection_output"),
-        named_scope("attention.q_norm_output"),
         named_scope("attention.key_projection_output"),
-        named_scope("attention.k_norm_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
         )  # circuits/blocks/decoder.circuit:34-36
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=1000000.0, width=16)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=1000000.0, width=16)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -90,7 +87,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
             scale=0.25,
             mask="causal",
         )  # circuits/blocks/decoder.circuit:44
-    with named_scope("attention.attention_output_projection"), named_scope("edge/x/scale"):
+    with named_scope("attention.attention_output_projection"):
         attention = linear(
             y, w["attention.o_proj.weight"], contract=2
         )  # circuits/blocks/decoder.circuit:45
@@ -120,11 +117,7 @@ def layer(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, 
         y = expert_linear_gather(
             h, w["mlp.down"], ids, selected=True
         )  # circuits/blocks/moe.circuit:29
-    with (
-        named_scope("mlp.mlp_down_projection"),
-        named_scope("mlp.shared_expert_output"),
-        named_scope("edge/return/scale"),
-    ):
+    with named_scope("mlp.mlp_down_projection"):
         y = combine(y, weights, axis=2)  # circuits/blocks/moe.circuit:30
     with named_scope("layer_output"):
         output = add(x, y)  # circuits/blocks/decoder.circuit:73

@@ -65,7 +65,6 @@ def layer_gated_mlp(w: Weights, state: State, x: Array, positions: Array) -> tup
         named_scope("attention.query_projection_output"),
         named_scope("attention.key_projection_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
@@ -80,7 +79,7 @@ def layer_gated_mlp(w: Weights, state: State, x: Array, positions: Array) -> tup
         )  # circuits/blocks/decoder.circuit:39
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -96,7 +95,7 @@ def layer_gated_mlp(w: Weights, state: State, x: Array, positions: Array) -> tup
             scale=0.1767766952966369,
             mask="causal",
         )  # circuits/blocks/decoder.circuit:44
-    with named_scope("attention.attention_output_projection"), named_scope("edge/x/scale"):
+    with named_scope("attention.attention_output_projection"):
         attention = linear(
             y, w["attention.o_proj.weight"], contract=2
         )  # circuits/blocks/decoder.circuit:45
@@ -114,7 +113,7 @@ def layer_gated_mlp(w: Weights, state: State, x: Array, positions: Array) -> tup
         h = silu(gate)  # circuits/blocks/decoder.circuit:57
     with named_scope("mlp.mlp_gated_activation"):
         h = multiply(h, up)  # circuits/blocks/decoder.circuit:57
-    with named_scope("mlp.mlp_down_projection"), named_scope("edge/return/scale"):
+    with named_scope("mlp.mlp_down_projection"):
         mlp = linear(h, w["mlp.down_proj.weight"])  # circuits/blocks/decoder.circuit:58
     with named_scope("layer_output"):
         output = add(x, mlp)  # circuits/blocks/decoder.circuit:73
@@ -148,7 +147,6 @@ def layer_moe(w: Weights, state: State, x: Array, positions: Array) -> tuple[Arr
         named_scope("attention.query_projection_output"),
         named_scope("attention.key_projection_output"),
         named_scope("attention.value_projection_output"),
-        named_scope("attention.kv_append"),
     ):
         q, k, v = linear_group(
             h, w["attention.qkv.weight"], sizes=(4, 2, 2)
@@ -163,7 +161,7 @@ def layer_moe(w: Weights, state: State, x: Array, positions: Array) -> tuple[Arr
         )  # circuits/blocks/decoder.circuit:39
     with named_scope("attention.rope_query_output"):
         q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
-    with named_scope("attention.rope_key_output"), named_scope("attention.kv_append"):
+    with named_scope("attention.rope_key_output"):
         k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
     with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
         kv, keys, values, key_positions = append(
@@ -179,7 +177,7 @@ def layer_moe(w: Weights, state: State, x: Array, positions: Array) -> tuple[Arr
             scale=0.1767766952966369,
             mask="causal",
         )  # circuits/blocks/decoder.circuit:44
-    with named_scope("attention.attention_output_projection"), named_scope("edge/x/scale"):
+    with named_scope("attention.attention_output_projection"):
         attention = linear(
             y, w["attention.o_proj.weight"], contract=2
         )  # circuits/blocks/decoder.circuit:45
@@ -209,11 +207,7 @@ def layer_moe(w: Weights, state: State, x: Array, positions: Array) -> tuple[Arr
         y = expert_linear_gather(
             h, w["mlp.down"], ids, selected=True
         )  # circuits/blocks/moe.circuit:29
-    with (
-        named_scope("mlp.mlp_down_projection"),
-        named_scope("mlp.shared_expert_output"),
-        named_scope("edge/return/scale"),
-    ):
+    with named_scope("mlp.mlp_down_projection"):
         y = combine(y, weights, axis=2)  # circuits/blocks/moe.circuit:30
     with named_scope("layer_output"):
         output = add(x, y)  # circuits/blocks/decoder.circuit:73
