@@ -76,8 +76,9 @@ def _hint(value: Value, type_: syntax.Type) -> tuple[Note, ...]:
 def alternatives(circuit: Circuit) -> frozenset[str]:
     """Return every name that stands for itself: alternatives, operators, blocks, dtypes."""
     names: set[str] = {*OPERATORS, *circuit.blocks, *DTYPES, *SCALINGS, *own_alternatives(circuit)}
-    for operator in OPERATORS.values():
-        for attribute in operator.attributes:
+    tables = [operator.attributes for operator in OPERATORS.values()]
+    for attributes in (*tables, *SCALINGS.values()):
+        for attribute in attributes:
             names.update(item for item in attribute.alternatives if isinstance(item, str))
     return frozenset(names)
 
