@@ -272,3 +272,14 @@ def test_smollm2_binds_with_undone_rope_pairs(smollm2_gguf: Any) -> None:
         {"shape": [3, 64, 576]},
     ]
     assert found["head.weight"].tied_to == "embed.weight"
+
+
+def test_a_wrapped_config_is_read_where_the_match_says() -> None:
+    text = reference_source("gemma3").config
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    source = Source(config)
+    assert find_family(source).circuit == "gemma3"
+    ir = instantiate(load_circuit("gemma3"), source, "f32")
+    plain = instantiate(load_circuit("gemma3"), reference_source("gemma3"), "f32")
+    assert ir.dims == plain.dims
+    assert ir.programs == plain.programs
