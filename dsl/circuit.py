@@ -37,6 +37,7 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[syntax.Require, ...]
     index: str | None
     axis: str | None
+    schedule_span: Span | None
     schedule_rows: dict[str, syntax.Bind]
     maps: dict[str, syntax.MapTable]
     blocks: dict[str, syntax.Block]

@@ -133,7 +133,7 @@ class _Binder:
                 Diagnostic(
                     code="CKE305",
                     message=f"the schedule runs over `{axis}`, which is no dim up to {INDEX_LIMIT}",
-                    span=self.circuit.span,
+                    span=self.circuit.schedule_span,
                 )
             )
             return ()

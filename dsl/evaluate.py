@@ -376,7 +376,7 @@ def _number(name: str, values: list[Value], node: syntax.Call) -> Value:
     function, least = NUMERIC[name]
     if len(values) < least or not all(map(is_number, values)):
         got = ", ".join(map(shown, values)) or "nothing"
-        raise fail("CKE234", node.span, f"`{name}` expects numbers, got {got}")
+        raise fail("CKE234", node.span, f"`{name}` expects numbers, got `{got}`")
     if least == 1 and len(values) > 1:
         raise fail("CKE234", node.span, f"`{name}` expects one number, got {len(values)}")
     try:

@@ -234,6 +234,7 @@ class _Layers:
             requires=tuple(self.requires),
             index=self.schedule.index.name if self.schedule else None,
             axis=self.schedule.axis.name if self.schedule else None,
+            schedule_span=self.schedule.axis.span if self.schedule else None,
             schedule_rows=self.schedule_rows,
             maps=self.tables.maps,
             blocks=self.tables.blocks,

@@ -30,7 +30,7 @@ class BadBracket(LarkError):
 class Layout(PostLex):
     """Turns newlines into `_NL`, `_INDENT` and `_DEDENT`; knows the open brackets at an error.
 
-    `previous` is the last token before the one being parsed.
+    `tokens` are those that the parser was given, `brackets` the open ones.
     """
 
     always_accept = ("_NL",)
@@ -57,11 +57,6 @@ class Layout(PostLex):
             depths.pop()
             yield Token.new_borrow_pos("_DEDENT", "", last) if last else Token("_DEDENT", "")
 
-    @property
-    def previous(self) -> Token | None:
-        """The token before the newest one."""
-        return self.tokens[-2] if len(self.tokens) > 1 else None
-
     def _match_bracket(self, token: Token) -> None:
         if token.type in OPENING:
             self.brackets.append(token)
@@ -73,12 +68,14 @@ class Layout(PostLex):
 
 def _depth_changes(newline: Token, depths: list[int]) -> Iterator[Token]:
     depth = len(newline.rsplit("\n", 1)[1])
+    before = tuple(depths)
     if depth > depths[-1]:
         depths.append(depth)
-        yield Token.new_borrow_pos("_INDENT", "", newline)
+        line = (newline.line or 1) + newline.count("\n")
+        yield Token("_INDENT", "", line=line, column=depth + 1, end_line=line, end_column=depth + 1)
         return
     while depth < depths[-1]:
         depths.pop()
         yield Token.new_borrow_pos("_DEDENT", "", newline)
     if depth != depths[-1]:
-        raise BadDedent(newline, depth, tuple(depths))
+        raise BadDedent(newline, depth, before)

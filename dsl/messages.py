@@ -148,7 +148,7 @@ def _unexpected(
         message = f"expected an operator or {END}, got `?`"
         return Failure("CKE111", message, "the fallback operator is `??`"), token
     if error.token.type == "_INDENT":
-        return Failure("CKE108", "unexpected indentation"), _at_line_start(error.token, 0)
+        return Failure("CKE108", "unexpected indentation"), error.token
     return _expected(expected, previous, got, chunk, token), token
 
 
@@ -165,7 +165,7 @@ def _line_head(layout: Layout, token: Token) -> Token | None:
     """Return the token that starts the line of `token`, if a row starts there by its look."""
     if not layout.brackets or token.type in LINE_STRUCTURE or token.type in CLOSING:
         return None
-    head = next(other for other in layout.tokens if other.line == token.line)
+    head = next((other for other in layout.tokens if other.line == token.line), token)
     if head.line == layout.brackets[-1].line:
         return None
     starts = head is token or token.type == "EQUAL" or str(head) in ("return", "for")
@@ -175,7 +175,10 @@ def _line_head(layout: Layout, token: Token) -> Token | None:
 def _previous(layout: Layout, token: Token) -> Token | None:
     if token.type in LINE_STRUCTURE or token.type == "$END":
         return layout.tokens[-1] if layout.tokens else None
-    return layout.previous
+    # The lexer refuses some tokens before the layout sees them.
+    seen = bool(layout.tokens) and layout.tokens[-1] is token
+    before = layout.tokens[:-1] if seen else layout.tokens
+    return before[-1] if before else None
 
 
 def _after(previous: Token | None, token: Token) -> Token:

@@ -34,7 +34,8 @@ def test_spans_name_line_and_columns() -> None:
 
 
 def test_parameter_point_and_renames_parse() -> None:
-    text = "block b(x: [B, T, D] @ layer_input@2) -> [B, T, D]:\n  points: F = A M, K = H\n  return x\n"
+    head = "block b(x: [B, T, D] @ layer_input@2) -> [B, T, D]:\n"
+    text = head + "  points: F = A M, K = H\n  return x\n"
     block = parse(text, "a.circuit").items[0]
     assert isinstance(block, syntax.Block)
     assert block.parameters[0].point is not None
