@@ -43,14 +43,21 @@ def dequantise(
     They are written to `out` when it is given, a contiguous array of that shape. Otherwise a
     tensor that is stored in `dtype` is mapped, not copied.
     """
-    storage = tensor.info.storage
-    if storage in PLAIN:
-        return _plain(tensor, np.dtype(PLAIN[storage]), dtype, out)
-    if storage not in QUANTISED:
+    assert out is None or out.shape == tensor.info.shape, "`out` has another shape"
+    stored = stored_dtype(tensor)
+    if stored is not None:
+        return _plain(tensor, stored, dtype, out)
+    if tensor.info.storage not in QUANTISED:
         raise _unknown_storage(tensor)
     result = aligned_empty(tensor.info.shape, dtype) if out is None else out
     _decode(tensor, result)
     return result
+
+
+def stored_dtype(tensor: LocatedTensor) -> np.dtype[np.generic] | None:
+    """Return the dtype of a tensor that is stored as floats, None for any other."""
+    plain = PLAIN.get(tensor.info.storage)
+    return None if plain is None else np.dtype(plain)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.runtime.weights.dequantise import aligned_empty, dequantise, round_once
+from cke.runtime.weights.dequantise import aligned_empty, dequantise, round_once, stored_dtype
 from cke.runtime.weights.files import ModelFiles
 from cke.schemas.bindings import Transform, WeightBinding
 
@@ -82,25 +82,32 @@ class Weights(Mapping[str, Array]):
         """The values of a weight, written to `out` when it is given."""
         binding = self.bindings[self.canonical(semantic)]
         dtype = self._dtype(semantic)
-        exact = any(step.kind in ARITHMETIC for step in binding.transforms)
         straight = out is not None and not binding.transforms and out.flags.c_contiguous
-        reading = DTYPES["f64"] if exact else dtype
-        array = self._stored(binding, reading, out if straight else None)
+        array = self._moved(binding, dtype, out if straight else None)
         assert array.shape == self._shape(semantic), f"`{semantic}` was bound to another shape"
         if straight or (out is None and array.dtype == dtype):
             return array
         return round_once(array, dtype, out)
 
-    def _stored(self, binding: WeightBinding, dtype: DType, out: Array | None) -> Array:
-        """The sources with the transforms applied, in the dtype of the arithmetic."""
+    def _moved(self, binding: WeightBinding, dtype: DType, out: Array | None) -> Array:
+        """The sources with the transforms applied, not yet rounded to `dtype` where they need not.
+
+        A tensor stored as floats is moved in its own dtype, so that a slice of it costs no more
+        than the slice; a quantised one is decoded at once, to f32 when arithmetic follows.
+        """
         located = [self.files.located[key] for key in binding.sources]
         steps = binding.transforms
+        if out is not None:
+            return dequantise(located[0], dtype, out)
+        exact = any(step.kind in ARITHMETIC for step in steps)
+        decoded = DTYPES["f32"] if exact else dtype
         if steps and steps[0].kind == "stack" and steps[0].arguments["axis"] == 0:
-            whole = aligned_empty((len(located), *located[0].info.shape), dtype)
+            reading = DTYPES["f64"] if exact else dtype
+            whole = aligned_empty((len(located), *located[0].info.shape), reading)
             for index, tensor in enumerate(located):
-                dequantise(tensor, dtype, whole[index])
+                dequantise(tensor, reading, whole[index])
             return apply([whole], steps[1:])
-        return apply([dequantise(tensor, dtype, out) for tensor in located], steps)
+        return apply([dequantise(item, stored_dtype(item) or decoded) for item in located], steps)
 
 
 def apply(parts: list[Array], transforms: tuple[Transform, ...]) -> Array:
