@@ -4,7 +4,7 @@ A weight is read once and placed once, however many steps or phases use it; the 
 weight are read, joined and let go, so that the host holds one copy of the weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,8 @@ from cke.schemas.ir import Parameter, Step
 
 Read = Callable[[str], "np.ndarray | Array"]
 """Returns a semantic weight in the run dtype, in its declared layout."""
+Join = Callable[[Sequence[str], int], "np.ndarray | Array"]
+"""Returns several semantic weights as one array, joined along an axis."""
 PlacedWeights = dict[str, dict[str, Array]]
 Key = tuple[tuple[str, ...], int]
 """Semantic names joined along an axis."""
@@ -26,9 +28,15 @@ def step_name(step: Step) -> str:
 
 
 def place_weights(
-    programs: Iterable[Program], read: Read, canonical: Callable[[str], str] = str
+    programs: Iterable[Program],
+    read: Read,
+    canonical: Callable[[str], str] = str,
+    join: Join | None = None,
 ) -> dict[str, PlacedWeights]:
-    """Return the weights of each phase; `canonical` maps a tied weight to the one it is."""
+    """Return the weights of each phase; `canonical` maps a tied weight to the one it is.
+
+    `join` reads the members of a fused weight straight to their places, when the reader can.
+    """
     placed: dict[Key, Array] = {}
     phases: dict[str, PlacedWeights] = {}
     for program in programs:
@@ -36,7 +44,7 @@ def place_weights(
         steps: PlacedWeights = {}
         for step in program.steps:
             steps[step_name(step)] = {
-                weight.name: _place(key, placed, read)
+                weight.name: _place(key, placed, read, join)
                 for weight, key in _keys(step, functions[step.function], canonical)
             }
         phases[program.phase] = steps
@@ -54,11 +62,15 @@ def _keys(
         yield weight, (names, item.axis if item else 0)
 
 
-def _place(key: Key, placed: dict[Key, Array], read: Read) -> Array:
+def _place(key: Key, placed: dict[Key, Array], read: Read, join: Join | None) -> Array:
     if key not in placed:
         names, axis = key
-        parts = [read(name) for name in names]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
+        if len(names) == 1:
+            whole = read(names[0])
+        elif join is not None:
+            whole = join(names, axis)
+        else:
+            whole = np.concatenate([read(name) for name in names], axis=axis)
         placed[key] = jax.device_put(whole)
     return placed[key]
 

@@ -1,5 +1,9 @@
 """Documents that no reader of ours accepts, with the error text; shared by every reader's tests."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 HOSTILE_DOCUMENTS: dict[str, tuple[bytes, str]] = {
     "duplicate key": (b'{"a": 1, "a": 2}', "`$.a`: error[CKE802]: the key stands twice"),
     "NaN literal": (
@@ -30,3 +34,39 @@ HOSTILE_DOCUMENTS: dict[str, tuple[bytes, str]] = {
     "cut short": (b'{"a": 1', "`$`: error[CKE802]: expected JSON: expecting ',' delimiter at 1:8"),
     "empty": (b"", "`$`: error[CKE802]: expected JSON: expecting value at 1:1"),
 }
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("nothing"))
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+HOSTILE_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "FIFO": (_fifo, "expected a regular file"),
+    "folder": (_folder, "expected a regular file"),
+    "device": (_device, "expected a regular file"),
+    "dangling link": (_dangling, "expected a file, got none"),
+    "loop of links": (_loop, "expected a readable regular file: too many levels of symbolic links"),
+    "a tebibyte of holes": (_large, "bytes, got 1099511627776"),
+}
+"""Files that are none: each is made at a path, and refused with a text that holds this."""

@@ -65,7 +65,8 @@ class Model:
         """The weights of each phase, by step and parameter."""
         started = time.perf_counter()
         stored = Weights(self.files, self.manifest.bindings)
-        placed = place_weights(self.package.calls.programs, stored.__getitem__, stored.canonical)
+        programs = self.package.calls.programs
+        placed = place_weights(programs, stored.__getitem__, stored.canonical, stored.fused)
         self.seconds["weights"] = time.perf_counter() - started
         return placed
 

@@ -130,10 +130,10 @@ def convert(value: Any, kind: type[T], path: Path) -> T:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return RFC 8785 bytes of a struct or plain value, for hashing; floats must be finite."""
+    """Return RFC 8785 bytes of a struct or plain value, for hashing; non-finite floats by name."""
     import rfc8785  # the attention packet analyzer reads with NumPy and msgspec alone
 
-    return rfc8785.dumps(msgspec.to_builtins(value))
+    return rfc8785.dumps(_finite(msgspec.to_builtins(value)))
 
 
 def canonical_sha256(value: Any) -> str:
