@@ -11,7 +11,7 @@ def normalise(x: Array, *, eps: float, axes: int) -> Array:
     over = tuple(range(x.ndim - axes, x.ndim))
     wide = widen(x)
     centred = wide - settle(jnp.mean(wide, axis=over, keepdims=True))
-    variance = jnp.mean(settle(centred * centred), axis=over, keepdims=True)
+    variance = settle(jnp.mean(settle(centred * centred), axis=over, keepdims=True))
     return settle(centred * lax.rsqrt(variance + eps))
 
 

@@ -12,7 +12,7 @@ def normalise(x: Array, gate: Array | None = None, *, eps: float, axes: int, gro
     if gate is not None:
         wide = settle(wide * settle(widen(gate) * lax.logistic(widen(gate))))
     flat = wide.reshape(*x.shape[: x.ndim - axes], groups, -1)
-    mean_square = jnp.mean(settle(flat * flat), axis=-1, keepdims=True)
+    mean_square = settle(jnp.mean(settle(flat * flat), axis=-1, keepdims=True))
     return settle(flat * lax.rsqrt(mean_square + eps)).reshape(x.shape)
 
 

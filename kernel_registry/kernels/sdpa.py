@@ -33,10 +33,10 @@ def softmax(scores: Array, seen: Array | None = None, sinks: Array | None = None
     if sinks is not None:
         top = jnp.maximum(top, sinks)
     top = jnp.where(jnp.isneginf(top), 0.0, top)
-    weights = jnp.exp(masked - top)
+    weights = settle(jnp.exp(masked - top))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
-        total = total + jnp.exp(sinks - top)
+        total = total + settle(jnp.exp(sinks - top))
     return weights / jnp.where(total == 0, 1.0, total)
 
 

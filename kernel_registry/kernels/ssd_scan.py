@@ -34,11 +34,13 @@ def ssd_scan(
 
     def advance(h: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
         u_t, dt_t, b_t, c_t, position = row
-        decay = jnp.exp(settle(-rate * dt_t))[..., None, None]
+        decay = settle(jnp.exp(settle(-rate * dt_t)))[..., None, None]
         gain = settle(settle(dt_t[..., None] * u_t)[..., None] * b_t[:, :, None, :])
         stepped = settle(decay * h) + gain
         h = jnp.where((position >= 0)[:, None, None, None], stepped, h)
-        read = jnp.sum(settle(h * c_t[:, :, None, :]), axis=-1)
+        read = lax.dot_general(
+            h, c_t, (((3,), (2,)), ((0, 1), (0, 1))), precision=lax.Precision.HIGHEST
+        )
         return h, read + settle(skip * u_t)
 
     over_time = tuple(jnp.moveaxis(a, 1, 0) for a in (u, step, keys, reads, positions))
