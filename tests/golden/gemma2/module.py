@@ -1,0 +1,242 @@
+"""Sandwich norms with weight + 1, soft caps, sliding on even layers.
+
+The decode phase of gemma2@1 in f32, generated from circuits/gemma2.circuit. Do not edit: change the
+circuit and run `cke build`.
+
+B is batch, T is query positions, S is key positions; D=64, L=4, H=4, K=2, E=32, F=176, V=320.
+"""
+
+from collections.abc import Mapping
+
+from jax import Array, named_scope
+
+from cke.kernel_registry.kernels.add import add
+from cke.kernel_registry.kernels.append import append
+from cke.kernel_registry.kernels.embedding import embedding
+from cke.kernel_registry.kernels.gelu_tanh import gelu_tanh
+from cke.kernel_registry.kernels.linear import linear
+from cke.kernel_registry.kernels.linear_group import linear_group
+from cke.kernel_registry.kernels.multiply import multiply
+from cke.kernel_registry.kernels.rms_norm_wide import rms_norm_wide
+from cke.kernel_registry.kernels.rope import rope
+from cke.kernel_registry.kernels.scale import scale
+from cke.kernel_registry.kernels.sdpa import sdpa
+from cke.kernel_registry.kernels.softcap import softcap
+from cke.runtime.types import State, Weights
+
+
+def embed(w: Weights, tokens: Array) -> Array:
+    """Embed: block `causal_lm` (circuits/blocks/decoder.circuit:108).
+
+    Takes tokens i32[B, T]; gives x f32[B, T, D].
+
+    Weights:
+        embed.weight: f32[V=320, D=64]
+    """
+    with named_scope("edge/x/embedding"):
+        x = embedding(tokens, w["embed.weight"])  # circuits/blocks/decoder.circuit:125
+    with named_scope("embedding"):
+        x = scale(x, by=8.0, constant="storage", dtype="f32")  # circuits/blocks/decoder.circuit:125
+    return x
+
+
+def layer_sliding(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, State]:
+    """Layers 0, 2: block `sandwich_layer` (circuits/blocks/decoder.circuit:75).
+
+    Takes x f32[B, T, D], positions i32[B, T]; gives output f32[B, T, D].
+    Keeps attention.kv, a cache of k f32[B, S, K, E], v f32[B, S, K, E], window 64.
+
+    Weights:
+        pre_attn.weight: f32[D=64]
+        attention.qkv.weight: f32[H+K+K=8, E=32, D=64] of attention.q_proj.weight,
+            attention.k_proj.weight, attention.v_proj.weight
+        attention.o_proj.weight: f32[D=64, H=4, E=32]
+        post_attn.weight: f32[D=64]
+        pre_mlp.weight: f32[D=64]
+        mlp.gate_up.weight: f32[F+F=352, D=64] of mlp.gate_proj.weight, mlp.up_proj.weight
+        mlp.down_proj.weight: f32[D=64, F=176]
+        post_mlp.weight: f32[D=64]
+    """
+    with named_scope("attention_norm_output"):
+        h = rms_norm_wide(
+            x, weight=w["pre_attn.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:87
+    with (
+        named_scope("attention.query_projection_output"),
+        named_scope("attention.key_projection_output"),
+        named_scope("attention.value_projection_output"),
+    ):
+        q, k, v = linear_group(
+            h, w["attention.qkv.weight"], sizes=(4, 2, 2)
+        )  # circuits/blocks/decoder.circuit:34-36
+    with named_scope("attention.rope_query_output"):
+        q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
+    with named_scope("attention.rope_key_output"):
+        k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
+    with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
+        kv, keys, values, key_positions = append(
+            state["attention.kv"], positions, k, v, lanes=("k", "v"), window=64
+        )  # circuits/blocks/decoder.circuit:43
+    with named_scope("attention.attention_context"):
+        _, _, y = sdpa(
+            q,
+            keys,
+            values,
+            positions=positions,
+            key_positions=key_positions,
+            scale=0.2041241452319315,
+            softcap=50.0,
+            mask="causal",
+            window=64,
+        )  # circuits/blocks/decoder.circuit:44
+    with named_scope("attention.attention_output_projection"):
+        attention = linear(
+            y, w["attention.o_proj.weight"], contract=2
+        )  # circuits/blocks/decoder.circuit:45
+    with named_scope("post_attention_norm_output"):
+        h = rms_norm_wide(
+            attention, weight=w["post_attn.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:88
+    with named_scope("post_attention_residual"):
+        x = add(x, h)  # circuits/blocks/decoder.circuit:89
+    with named_scope("mlp_norm_output"):
+        h = rms_norm_wide(
+            x, weight=w["pre_mlp.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:90
+    with named_scope("mlp.mlp_gate_projection"), named_scope("mlp.mlp_up_projection"):
+        gate, up = linear_group(
+            h, w["mlp.gate_up.weight"], sizes=(176, 176)
+        )  # circuits/blocks/decoder.circuit:55-56
+    with named_scope("edge/mlp/h/gelu_tanh"):
+        h = gelu_tanh(gate)  # circuits/blocks/decoder.circuit:57
+    with named_scope("mlp.mlp_gated_activation"):
+        h = multiply(h, up)  # circuits/blocks/decoder.circuit:57
+    with named_scope("mlp.mlp_down_projection"):
+        mlp = linear(h, w["mlp.down_proj.weight"])  # circuits/blocks/decoder.circuit:58
+    with named_scope("post_mlp_norm_output"):
+        h = rms_norm_wide(
+            mlp, weight=w["post_mlp.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:91
+    with named_scope("layer_output"):
+        output = add(x, h)  # circuits/blocks/decoder.circuit:92
+    return output, {"attention.kv": kv}
+
+
+def layer_full(w: Weights, state: State, x: Array, positions: Array) -> tuple[Array, State]:
+    """Layers 1, 3: block `sandwich_layer` (circuits/blocks/decoder.circuit:75).
+
+    Takes x f32[B, T, D], positions i32[B, T]; gives output f32[B, T, D].
+    Keeps attention.kv, a cache of k f32[B, S, K, E], v f32[B, S, K, E].
+
+    Weights:
+        pre_attn.weight: f32[D=64]
+        attention.qkv.weight: f32[H+K+K=8, E=32, D=64] of attention.q_proj.weight,
+            attention.k_proj.weight, attention.v_proj.weight
+        attention.o_proj.weight: f32[D=64, H=4, E=32]
+        post_attn.weight: f32[D=64]
+        pre_mlp.weight: f32[D=64]
+        mlp.gate_up.weight: f32[F+F=352, D=64] of mlp.gate_proj.weight, mlp.up_proj.weight
+        mlp.down_proj.weight: f32[D=64, F=176]
+        post_mlp.weight: f32[D=64]
+    """
+    with named_scope("attention_norm_output"):
+        h = rms_norm_wide(
+            x, weight=w["pre_attn.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:87
+    with (
+        named_scope("attention.query_projection_output"),
+        named_scope("attention.key_projection_output"),
+        named_scope("attention.value_projection_output"),
+    ):
+        q, k, v = linear_group(
+            h, w["attention.qkv.weight"], sizes=(4, 2, 2)
+        )  # circuits/blocks/decoder.circuit:34-36
+    with named_scope("attention.rope_query_output"):
+        q = rope(q, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:41
+    with named_scope("attention.rope_key_output"):
+        k = rope(k, positions, base=10000.0, width=32)  # circuits/blocks/decoder.circuit:42
+    with named_scope("attention.kv_append"), named_scope("edge/attention/key_positions/append"):
+        kv, keys, values, key_positions = append(
+            state["attention.kv"], positions, k, v, lanes=("k", "v")
+        )  # circuits/blocks/decoder.circuit:43
+    with named_scope("attention.attention_context"):
+        _, _, y = sdpa(
+            q,
+            keys,
+            values,
+            positions=positions,
+            key_positions=key_positions,
+            scale=0.2041241452319315,
+            softcap=50.0,
+            mask="causal",
+        )  # circuits/blocks/decoder.circuit:44
+    with named_scope("attention.attention_output_projection"):
+        attention = linear(
+            y, w["attention.o_proj.weight"], contract=2
+        )  # circuits/blocks/decoder.circuit:45
+    with named_scope("post_attention_norm_output"):
+        h = rms_norm_wide(
+            attention, weight=w["post_attn.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:88
+    with named_scope("post_attention_residual"):
+        x = add(x, h)  # circuits/blocks/decoder.circuit:89
+    with named_scope("mlp_norm_output"):
+        h = rms_norm_wide(
+            x, weight=w["pre_mlp.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:90
+    with named_scope("mlp.mlp_gate_projection"), named_scope("mlp.mlp_up_projection"):
+        gate, up = linear_group(
+            h, w["mlp.gate_up.weight"], sizes=(176, 176)
+        )  # circuits/blocks/decoder.circuit:55-56
+    with named_scope("edge/mlp/h/gelu_tanh"):
+        h = gelu_tanh(gate)  # circuits/blocks/decoder.circuit:57
+    with named_scope("mlp.mlp_gated_activation"):
+        h = multiply(h, up)  # circuits/blocks/decoder.circuit:57
+    with named_scope("mlp.mlp_down_projection"):
+        mlp = linear(h, w["mlp.down_proj.weight"])  # circuits/blocks/decoder.circuit:58
+    with named_scope("post_mlp_norm_output"):
+        h = rms_norm_wide(
+            mlp, weight=w["post_mlp.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:91
+    with named_scope("layer_output"):
+        output = add(x, h)  # circuits/blocks/decoder.circuit:92
+    return output, {"attention.kv": kv}
+
+
+def head(w: Weights, x: Array) -> Array:
+    """Head: block `causal_lm` (circuits/blocks/decoder.circuit:108).
+
+    Takes x f32[B, T, D]; gives y f32[B, T, V].
+
+    Weights:
+        final.weight: f32[D=64]
+        head.weight: f32[V=320, D=64]
+    """
+    with named_scope("final_norm"):
+        x = rms_norm_wide(
+            x, weight=w["final.weight"], eps=1e-06, offset=1
+        )  # circuits/blocks/decoder.circuit:128
+    with named_scope("edge/y/linear"):
+        y = linear(x, w["head.weight"])  # circuits/blocks/decoder.circuit:129
+    with named_scope("logits"):
+        y = softcap(y, cap=30.0)  # circuits/blocks/decoder.circuit:131
+    return y
+
+
+LAYERS = (layer_sliding, layer_full) * 2
+
+
+def step(
+    weights: Mapping[str, Weights], state: Mapping[str, State], tokens: Array, positions: Array
+) -> tuple[Array, dict[str, State]]:
+    """Run one whole decode step: 6 functions, 4 layers."""
+    after: dict[str, State] = {}
+    with named_scope("embed"):
+        x = embed(weights["embed"], tokens)
+    for index, function in enumerate(LAYERS):
+        name = f"layer.{index}"
+        with named_scope(name):
+            x, after[name] = function(weights[name], state[name], x, positions)
+    with named_scope("head"):
+        logits = head(weights["head"], x)
+    return logits, after
