@@ -103,3 +103,16 @@ def test_a_format_that_says_nothing_here_is_refused_first(
 ) -> None:
     assert main(["weights", str(tmp_path / "none"), "--format", "sarif"]) == 2
     assert "error[CKE906]" in capsys.readouterr().err
+
+
+@pytest.mark.real_model
+@pytest.mark.oracle_torch
+def test_pickled_weights_are_read_only_when_asked_for(
+    microformer_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["weights", str(microformer_dir)], ["run", "--model", str(microformer_dir)]):
+        more = ["--tokens", "1"] if command[0] == "run" else []
+        assert main([*command, *more]) == 2
+        assert "error[CKE403]: expected `model.safetensors`" in capsys.readouterr().err
+    assert main(["weights", str(microformer_dir), "--allow-pickle"]) == 0
+    assert "general_model (hf) by gpt2@1: 133 weights" in capsys.readouterr().out

@@ -152,17 +152,19 @@ def load(
     *,
     driver: str = DEFAULT_DRIVER,
     capture: Sequence[str] = (),
+    allow_pickle: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Return the model at `path`, a folder or a GGUF file, ready to run.
 
     `circuit` is a library name, the path of a `.circuit` file, or None to find the family from
-    the model's config. A package that was built before is taken from the user's cache.
+    the model's config. A package that was built before is taken from the user's cache. Pickled
+    weights are refused unless `allow_pickle`, and then read with `weights_only=True`.
     """
     started = time.perf_counter()
     short = run_dtype(dtype)
     keep_compiled_programs()
-    files = open_model(Path(path))
+    files = open_model(Path(path), allow_pickle=allow_pickle)
     package = built_package(files, circuit, short, tuple(capture), progress)
     model = Model(files, package, short, driver)
     model.seconds["build"] = time.perf_counter() - started

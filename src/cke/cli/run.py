@@ -10,6 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from cke.cli.output import Format, Output, deliver, encode_json, progress
+from cke.cli.weights import AllowPickle
 from cke.errors import CkeError, Diagnostic, Note
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(
     dtype: str = "float32",
     driver: str = "whole_step",
     chat: bool = False,
+    allow_pickle: AllowPickle = False,
     ignore_eos: bool = False,
     seed: int = 0,
     temperature: float = 0.0,
@@ -104,7 +106,9 @@ def run(
 
     sampling = check_sampling(Sampling(temperature, top_k, top_p, seed))
     _check_input(prompt, tokens, chat)
-    loaded = load(model, circuit, dtype, driver=driver, progress=progress)
+    loaded = load(
+        model, circuit, dtype, driver=driver, allow_pickle=allow_pickle, progress=progress
+    )
     request = _request(loaded, prompt, tokens, chat, generate, ignore_eos)
     shown = format == "human" and output is None
     report = _generate(loaded, request, sampling, shown)
