@@ -109,7 +109,7 @@ class _Source:
                     ),
                 )
                 break
-        ends = [*starts[1:], len(self.lines)]
+        ends = [*starts[1:], len(self.lines)][: len(starts)]
         return [
             (start + 1, "\n".join(self.lines[start:end]).rstrip("\n") + "\n")
             for start, end in zip(starts, ends, strict=True)
