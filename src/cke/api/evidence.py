@@ -1,0 +1,106 @@
+"""Traces of both sides: a subject with its neutrality gate, an oracle, each to a folder.
+
+It builds the packages that capture, and hands drivers and models to the halves that know neither
+the compiler nor each other.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from cke.api.build import built_package
+from cke.api.facts import run_dtype
+from cke.api.model import Model
+from cke.oracles.open import open_oracle
+from cke.runtime.capture import Subject, capture_subject
+from cke.runtime.drivers import Driver, make_driver
+from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_writer import TraceWriter
+from cke.runtime.weights.files import ModelFiles
+from cke.schemas.trace import Identity, Trace
+
+ORACLE_DTYPES = {"float16": "f16", "f16": "f16"}
+CHUNK = 1 << 22
+
+
+def subject_trace(
+    model: Model, request: CaptureRequest, out: Path, *, circuit: str | Path | None = None
+) -> Trace:
+    """Capture `request` on the model and write its trace to the folder `out`.
+
+    `circuit` is what the model was loaded with, so that the capturing packages are its own.
+    """
+    drivers: dict[tuple[str, ...], Driver] = {}
+
+    def evidence(patterns: tuple[str, ...]) -> Driver:
+        if patterns not in drivers:
+            package = built_package(model.files, circuit, model.dtype, patterns)
+            drivers[patterns] = make_driver("per_layer", package, model.weights)
+        return drivers[patterns]
+
+    subject = Subject(
+        production=model.driver("per_layer"),
+        evidence=evidence,
+        identity=identity_of(model.files),
+        context=model.context,
+    )
+    forwards = max(1, len(request.segments)) + len(request.forced)
+    with TraceWriter(out, expected=forwards * _edges(model)) as writer:
+        return writer.close(capture_subject(subject, request, writer))
+
+
+def _edges(model: Model) -> int:
+    return sum(max(1, len(item.layers)) for item in model.manifest.checkpoints)
+
+
+def oracle_trace(
+    model: Path, oracle: str, request: CaptureRequest, out: Path, *, dtype: str = "float32"
+) -> Trace:
+    """Run an oracle on the request and write its trace to the folder `out`."""
+    short = ORACLE_DTYPES.get(dtype) or run_dtype(dtype)
+    if oracle == "reference":
+        return _reference_trace(model, request, out)
+    opened = open_oracle(oracle, model, short)
+    with TraceWriter(out) as writer:
+        return writer.close(opened.capture(request, writer))
+
+
+def _reference_trace(path: Path, request: CaptureRequest, out: Path) -> Trace:
+    from cke.oracles.reference_trace import ReferenceOracle
+    from cke.runtime.weights.files import open_model
+    from cke.runtime.weights.load import Weights
+
+    files = open_model(path)
+    package = built_package(files, None, "f32")
+    assert package.manifest is not None, "a built package has a manifest"
+    weights = Weights(files, package.manifest.bindings, "f64")
+    oracle = ReferenceOracle(package.manifest, weights, identity_of(files))
+    with TraceWriter(out) as writer:
+        return writer.close(oracle.capture(request, writer))
+
+
+def identity_of(files: ModelFiles) -> Identity:
+    """Return what is known of a model: the digest of its weights, and its family."""
+    config = files.config
+    named = config.get("model_type") or config.get("general.architecture")
+    return Identity(
+        model_sha256=_weights_sha256(files, print_nothing),
+        family=named if isinstance(named, str) else None,
+        circuit=None,
+        manifest_sha256=None,
+        tokens_sha256="",
+    )
+
+
+def print_nothing(_: str) -> None:
+    """Ignore a progress message."""
+
+
+def _weights_sha256(files: ModelFiles, progress: Callable[[str], None]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted({tensor.file for tensor in files.located.values()}):
+        progress(f"hashing {file.name}")
+        with file.open("rb") as stream:
+            while block := stream.read(CHUNK):
+                digest.update(block)
+    return digest.hexdigest()
