@@ -314,7 +314,7 @@ class _Recorder:
         if role == "key" and self.pairs:
             array, derivation = _unpaired(array), PAIRS
         axes = ("S", "K", "E")
-        self.captures["attention.kv_append", layer, f"valid_{role}"] = (
+        self.captures["attention.kv_append", layer, f"stored_{role}"] = (
             np.ascontiguousarray(array), axes, derivation,
         )  # fmt: skip
 

@@ -347,7 +347,7 @@ class _Recorder:
             new = tensor[:, :, -fresh:].transpose(1, 2)
             self._keep("attention.kv_append", layer, new, "B T K E", f"new_{role}")
             self._keep(
-                "attention.kv_append", layer, tensor.transpose(1, 2), "B S K E", f"valid_{role}"
+                "attention.kv_append", layer, tensor.transpose(1, 2), "B S K E", f"stored_{role}"
             )
         return result, probabilities
 
@@ -386,7 +386,8 @@ def _expert_values(module: Any, hidden: torch.Tensor, ids: torch.Tensor) -> dict
     for token, chosen in enumerate(ids):
         gates_ups = [module.gate_up_proj[expert] @ hidden[token] for expert in chosen]
         halves = [item.chunk(2) for item in gates_ups]
-        gated = [module.act_fn(gate) * up for gate, up in halves]
+        activated = [module.act_fn(gate) for gate, _ in halves]
+        gated = [item * up for item, (_, up) in zip(activated, halves, strict=True)]
         outputs = [
             module.down_proj[expert] @ item for expert, item in zip(chosen, gated, strict=True)
         ]
@@ -394,12 +395,14 @@ def _expert_values(module: Any, hidden: torch.Tensor, ids: torch.Tensor) -> dict
             (
                 torch.stack([gate for gate, _ in halves]),
                 torch.stack([up for _, up in halves]),
+                torch.stack(activated),
                 torch.stack(gated),
                 torch.stack(outputs),
             )
         )
-    gate, up, gated_rows, output = (torch.stack(list(column)) for column in zip(*rows, strict=True))
-    return {"gate": gate, "up": up, "gated": gated_rows, "expert_output": output}
+    names = ("gate", "up", "activated", "gated", "expert_output")
+    columns = (torch.stack(list(column)) for column in zip(*rows, strict=True))
+    return dict(zip(names, columns, strict=True))
 
 
 def _submodule(module: Any, path: str) -> Any:

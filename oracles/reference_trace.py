@@ -15,6 +15,9 @@ from cke.schemas.reading import canonical_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
 
+Bindings = Mapping[str, CheckpointBinding]
+
+
 class ReferenceOracle:
     """A manifest's graph and float64 weights; segments run in order over one state."""
 
@@ -35,9 +38,9 @@ class ReferenceOracle:
             phase = "decode" if len(segment.tokens[0]) == 1 else "prefill"
             bindings = self._bindings(phase)
 
-            def wanted(checkpoint_id: str) -> bool:
-                name, layer = split_id(checkpoint_id)
-                return request.wants(name, layer)
+            def wanted(checkpoint_id: str, found: Bindings = bindings) -> bool:
+                _, layer = split_id(checkpoint_id)
+                return request.wants(found[checkpoint_id].checkpoint.name, layer)
 
             run = reference.run(
                 self.manifest.graph,

@@ -67,7 +67,7 @@ def _held(row: RowSink, segment: Segment, key: Key) -> tuple[Record, Array] | No
     """Return a capture of the segment; what stays in a cache is that of the last one before."""
     for index in range(segment.index, -1, -1):
         found = row.segments.get(index, {}).get(key)
-        if found is not None or not (key[1] or "").startswith("valid_"):
+        if found is not None or not (key[1] or "").startswith("stored_"):
             return found
     return None
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cke.runtime.drivers import XLA_OPTIONS, Driver
 from cke.runtime.package import Package
-from cke.runtime.records import record_of
+from cke.runtime.records import join_id, record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.runtime.session import Session
 from cke.schemas.manifest import CheckpointBinding
@@ -67,6 +67,7 @@ class Edges:
     def __init__(self, package: Package) -> None:
         assert package.manifest is not None, "a capturing package has a manifest"
         self.bindings: dict[tuple[str, str], tuple[CheckpointBinding, int, int | None]] = {}
+        self.names: dict[tuple[str, str, str], str] = {}
         contracts = {
             call.id: call.contract_id
             for program in package.calls.programs
@@ -79,12 +80,21 @@ class Edges:
             by_function.setdefault((binding.phase, binding.function), []).append(binding)
         for program in package.calls.programs:
             order = 0
+            for function, items in by_function.items():
+                self.names.update({(*function, item.edge): item.checkpoint.name for item in items})
             for step in program.steps:
                 found = by_function.get((program.phase, step.function), [])
                 for binding in sorted(found, key=lambda item: item.order):
                     key = _key(binding, step.layer)
                     self.bindings[program.phase, key] = (binding, order, step.layer)
                     order += 1
+
+    def aliased(self, binding: CheckpointBinding, layer: int | None) -> str | None:
+        """Return the id of the checkpoint whose value an alias has, when that is one."""
+        if binding.alias_of is None:
+            return None
+        name = self.names.get((binding.phase, binding.function, binding.alias_of))
+        return None if name is None else join_id(name, layer)
 
     def total(self, phase: str) -> int:
         """Return how many edges the phase has, every layer counted."""
@@ -246,6 +256,7 @@ class _Emitter:
             numerical_contract_id=self.edges.contracts.get(binding.call),
             effective_contract_id=self.edges.contracts.get(binding.call),
             version=binding.checkpoint.version,
+            alias_of=self.edges.aliased(binding, layer),
         )
         self.sink.add(record, host)
 

@@ -73,6 +73,7 @@ def record_of(
     numerical_contract_id: str | None = None,
     effective_contract_id: str | None = None,
     version: int = 1,
+    alias_of: str | None = None,
 ) -> Record:
     """Return the record of a capture; an oracle's has no kernel and no contract of ours."""
     return Record(
@@ -93,4 +94,5 @@ def record_of(
         kernel_id=kernel_id,
         numerical_contract_id=numerical_contract_id,
         effective_contract_id=effective_contract_id,
+        alias_of=alias_of,
     )

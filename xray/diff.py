@@ -83,8 +83,15 @@ def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
         subject.trace.body.records,
         key=lambda r: (r.segment, r.order if r.order is not None else 0),
     )
-    pairs: list[Pair] = [(record, theirs.pop(_key(record), None)) for record in ordered]
-    return pairs + [(None, record) for record in theirs.values()]
+    pairs: list[Pair] = []
+    used: set[Key] = set()
+    for record in ordered:
+        key = _key(record)
+        if key not in theirs and record.alias_of is not None:
+            key = (record.segment, record.alias_of, None)
+        used.add(key)
+        pairs.append((record, theirs.get(key)))
+    return pairs + [(None, record) for key, record in theirs.items() if key not in used]
 
 
 def _key(record: Record) -> Key:

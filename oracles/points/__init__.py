@@ -58,6 +58,8 @@ def _merged(name: str) -> dict[str, Any]:
     if parent is None:
         return own
     base = _merged(parent)
+    for name in own.pop("without", []):
+        base["layer"].pop(name)
     for key, value in own.items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return base

@@ -32,7 +32,8 @@ class Record(Node, frozen=True):
     `checkpoint_id` is `layer.<L>.<name>` or `<name>`; `dtype` is fp32, fp16, bf16, fp64, i32 or
     bool; `sha256` covers the logical little-endian bytes; `tensor_path` is a relative file, or
     `tensors.safetensors#key`, and None when only the summary was kept. `derivation` says how the
-    producer obtained a point that it does not expose itself.
+    producer obtained a point that it does not expose itself. `alias_of` is the checkpoint id whose
+    value this one has by construction.
     """
 
     checkpoint_id: str
@@ -52,6 +53,7 @@ class Record(Node, frozen=True):
     effective_contract_id: str | None = None
     derivation: str | None = None
     order: int | None = None
+    alias_of: str | None = None
 
 
 class KernelBatch(Node, frozen=True):
