@@ -14,7 +14,6 @@ from cke.schemas.manifest import CheckpointBinding, Manifest
 from cke.schemas.reading import canonical_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
-
 Bindings = Mapping[str, CheckpointBinding]
 
 

@@ -5,6 +5,7 @@ output logits and the final state are compared bit by bit, with no tolerance (XR
 When the aggregate differs, each boundary is captured alone; what still differs is rejected.
 """
 
+import difflib
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from cke.errors import CkeError, Diagnostic, Note
 from cke.runtime.drivers import XLA_OPTIONS, Driver
 from cke.runtime.package import Package
 from cke.runtime.records import join_id, record_of
@@ -96,6 +98,13 @@ class Edges:
         name = self.names.get((binding.phase, binding.function, binding.alias_of))
         return None if name is None else join_id(name, layer)
 
+    def keys(self) -> dict[str, set[str]]:
+        """Return the capture keys of each checkpoint name: one, or one for each role."""
+        found: dict[str, set[str]] = {}
+        for binding, _, _ in self.bindings.values():
+            found.setdefault(binding.checkpoint.name, set()).add(_key(binding, None))
+        return found
+
     def total(self, phase: str) -> int:
         """Return how many edges the phase has, every layer counted."""
         return sum(1 for found, _ in self.bindings if found == phase)
@@ -116,8 +125,7 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
     segments = plan_segments(request)
     first = _run(subject.production, subject, segments)
     second = _run(subject.production, subject, segments)
-    patterns = tuple(sorted(request.edges)) if request.edges is not None else ("*",)
-    evidence = subject.evidence(patterns)
+    evidence = subject.evidence(_patterns(subject.production.package, request))
     edges = Edges(evidence.package)
     repeatable = _equal(first, second)
     neutrality = Neutrality(
@@ -155,9 +163,10 @@ def _isolated(
             if request.wants(binding.checkpoint.name, layer)
         }
     )
+    keys = edges.keys()
     kept: list[str] = []
     for name in names:
-        driver = subject.evidence((name, f"{name}.*"))
+        driver = subject.evidence(tuple(sorted(keys[name])))
         found = _Memory()
         emit = _Emitter(Edges(driver.package), request, found)
         if _equal(control, _run(driver, subject, segments, emit)):
@@ -165,6 +174,24 @@ def _isolated(
             kept.append(name)
     status = "isolated" if kept else "rejected"
     return msgspec.structs.replace(neutrality, status=status, mode="isolated", isolated=tuple(kept))
+
+
+def _patterns(package: Package, request: CaptureRequest) -> tuple[str, ...]:
+    """Return the captures of the build that the request asks for; an unknown edge is CKE704."""
+    if request.edges is None:
+        return ("*",)
+    keys = Edges(package).keys()
+    unknown = sorted(request.edges - keys.keys())
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], keys, 3)
+        raise CkeError(
+            Diagnostic(
+                code="CKE722",
+                message=f"expected the name of a checkpoint, got `{unknown[0]}`",
+                notes=tuple(Note(f"did you mean `{name}`?", label="help") for name in near),
+            )
+        )
+    return tuple(sorted(key for name in request.edges for key in keys[name]))
 
 
 class _Memory:
@@ -252,7 +279,7 @@ class _Emitter:
             axes=binding.type.axes,
             role=binding.checkpoint.role,
             order=order,
-            kernel_id=binding.kernel_id,
+            kernel_id=binding.kernel_id or None,
             numerical_contract_id=self.edges.contracts.get(binding.call),
             effective_contract_id=self.edges.contracts.get(binding.call),
             version=binding.checkpoint.version,

@@ -9,8 +9,6 @@ from cyclopts import App, Parameter
 from cke.cli.output import Format, Output, choose, deliver, encode_json
 from cke.errors import CkeError, Diagnostic, Note
 
-ROWS_SHOWN = 40
-
 trace_app = App(help="Capture what a model computes, or compare two captures.")
 
 
@@ -53,7 +51,7 @@ def oracle(
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
     segments: end columns of the prefill forwards, for a chunked prefill.
     """
-    from cke.api import oracle_trace
+    from cke.api.evidence import oracle_trace
 
     trace = oracle_trace(
         model,
@@ -67,7 +65,9 @@ def oracle(
     return 0 if body.neutrality.status != "rejected" else 4
 
 
-def request_of(tokens: str, steps: str = "", segments: str = "") -> Any:
+def request_of(
+    tokens: str, steps: str = "", segments: str = "", edges: str = "", layers: str = ""
+) -> Any:
     """Return the capture request of the command line's texts."""
     from cke.runtime.schedule import CaptureRequest
 
@@ -75,7 +75,55 @@ def request_of(tokens: str, steps: str = "", segments: str = "") -> Any:
         tokens=parse_rows(tokens),
         forced=parse_rows(steps) if steps.strip() else (),
         segments=parse_rows(segments)[0] if segments.strip() else (),
+        edges=frozenset(edges.replace(",", " ").split()) or None,
+        layers=frozenset(parse_rows(layers)[0]) if layers.strip() else None,
     )
+
+
+@trace_app.default
+def trace(
+    *,
+    model: Path,
+    out: Path,
+    tokens: str = "",
+    prompt: str = "",
+    circuit: str | None = None,
+    dtype: str = "float32",
+    steps: str = "",
+    segments: str = "",
+    edges: str = "",
+    layers: str = "",
+) -> int:
+    """Capture what a model computes, with proof that looking changed nothing, as a trace folder.
+
+    Parameters
+    ----------
+    model: the model folder or .gguf file.
+    out: the trace folder to write.
+    tokens: the prompt's token IDs; rows of a batch are separated by `;`.
+    prompt: the prompt as text, in place of token IDs.
+    circuit: a library circuit or a .circuit file; by default the family of the model's config.
+    dtype: float32 or bfloat16.
+    steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
+    segments: end columns of the prefill forwards, for a chunked prefill.
+    edges: checkpoint names to capture, without their layer; all by default.
+    layers: numbers of the layers to capture; all by default.
+    """
+    import cke.api
+    from cke.api.evidence import subject_trace
+
+    if bool(tokens) == bool(prompt):
+        raise CkeError(
+            Diagnostic(code="CKE701", message="expected `--tokens` or `--prompt`, and not both")
+        )
+    loaded = cke.api.load(model, circuit, dtype)
+    if prompt:
+        tokens = " ".join(map(str, loaded.tokenizer.encode(prompt)))
+    request = request_of(tokens, steps, segments, edges, layers)
+    written = subject_trace(loaded, request, out, circuit=circuit)
+    body = written.body
+    print(f"{len(body.records)} captures in {out}: {body.neutrality.status}")
+    return 0 if body.neutrality.status in ("neutral", "isolated") else 4
 
 
 @trace_app.command(name="diff")
@@ -99,7 +147,7 @@ def diff(
         "json": lambda: encode_json(document(report)),
     }
     choose(format, renderers)
-    report = diff_traces(read_trace(subject), read_trace(oracle), _progress)
+    report: Any = diff_traces(read_trace(subject), read_trace(oracle), _progress)
     if svg is not None:
         from cke.viewer.drift import draw_drift
 

@@ -52,4 +52,14 @@ VERBS: dict[str, Verb] = {
         "Environment", "cke.cli.schema:schema", "Print the JSON Schema of an on-disk format."
     ),
     "packet": Verb("Evidence", "cke.cli.packet:app", "Analyse, export and show attention packets."),
+    "trace": Verb(
+        "Evidence",
+        "cke.cli.evidence:trace_app",
+        "Capture what a model computes, or compare two captures.",
+    ),
+    "oracle": Verb(
+        "Evidence",
+        "cke.cli.evidence:oracle",
+        "Capture what a reference implementation computes for the same tokens.",
+    ),
 }
