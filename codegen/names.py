@@ -47,6 +47,11 @@ def base_name(edge: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name[0].isdigit() else name
 
 
+def scalar_name(scalar: str) -> str:
+    """Return the parameter of a scalar: `attention.sdpa.scale` gives `attention_sdpa_scale`."""
+    return scalar.replace(".", "_")
+
+
 class Names:
     """The Python name of every edge of a function, given out in the order of its calls."""
 
@@ -57,8 +62,10 @@ class Names:
         self._bound_at: dict[str, int] = {}
         self._last_read = _last_reads(function)
         self.slots: dict[str, str] = {}
-        for parameter in (*function.parameters, *function.scalars):
+        for parameter in function.parameters:
             self._give(parameter.name, base_name(parameter.name), -1)
+        for scalar in function.scalars:
+            self._give(scalar.name, scalar_name(scalar.name), -1)
 
     def __getitem__(self, edge: str) -> str:
         return self._names[edge]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from cke.codegen.names import base_name, step_name
+from cke.codegen.names import base_name, scalar_name, step_name
 from cke.codegen.python_text import bracketed, string
 from cke.schemas.call_ir import Function, Program
 from cke.schemas.ir import Step
@@ -111,7 +111,7 @@ def _scalar_table(loop: list[Step]) -> Iterator[str]:
         return
     yield "SCALARS = ("
     for step in loop:
-        entries = (f"{string(base_name(key))}: {value!r}" for key, value in step.scalars.items())
+        entries = (f"{string(scalar_name(key))}: {value!r}" for key, value in step.scalars.items())
         yield f"    {{{', '.join(entries)}}},"
     yield ")"
 
@@ -194,7 +194,7 @@ def _program_names(program: Program, loop: list[Step]) -> dict[str, str]:
 def _step(step: Step, function: Function, names: dict[str, str]) -> Iterator[str]:
     key = string(step_name(step))
     yield f"    with named_scope({key}):"
-    constants = [(base_name(name), value) for name, value in step.scalars.items()]
+    constants = [(scalar_name(name), value) for name, value in step.scalars.items()]
     arguments = [names[name] for name in step.arguments]
     targets = [names[name] for name in step.results]
     head = _call_head(targets, function, step.function, key)

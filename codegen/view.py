@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cke.codegen.checkpoints import checkpoint_key
-from cke.codegen.names import Names, base_name, kernel_names
+from cke.codegen.names import Names, base_name, kernel_names, scalar_name
 from cke.codegen.python_text import WIDTH, bracketed, collection, string
 from cke.codegen.step_view import StepView, step_view
 from cke.schemas.call_ir import Argument, Call, CallIR, Function, Program
@@ -111,7 +111,10 @@ def _signature(function: Function) -> list[str]:
     items = ["w: Weights", *(["state: State"] if function.state else [])]
     items += [f"{base_name(parameter.name)}: Array" for parameter in function.parameters]
     if function.scalars:
-        items += ["*", *(f"{base_name(scalar.name)}: Array" for scalar in function.scalars)]
+        items += [
+            "*",
+            *(f"{scalar_name(scalar.name)}: Array | float" for scalar in function.scalars),
+        ]
     return bracketed(f"def {function.name}(", items, f") -> {_returned_type(function)}:", 0)
 
 

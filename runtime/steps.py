@@ -80,7 +80,7 @@ def _captured(step: Step, edges: Mapping[str, Array]) -> dict[str, Array]:
 def step_scalars(program: Program) -> dict[str, dict[str, float]]:
     """Return the scalar arguments of each step, by the name in the generated signature."""
     return {
-        step_name(step): {name.split(".")[-1]: value for name, value in step.scalars.items()}
+        step_name(step): {name.replace(".", "_"): value for name, value in step.scalars.items()}
         for step in program.steps
         if step.scalars
     }

@@ -7,7 +7,11 @@ import msgspec
 import pytest
 
 from cke.codegen.emit import emit, line_table
+from cke.codegen.pipeline import lower
+from cke.schemas.call_ir import CallIR
+from cke.schemas.ir import Parameter, TensorType
 from tests.codegen.levels import levels
+from tests.codegen.toy import replace_layer_op, toy
 
 CAPTURES = ((), ("*",), ("attention.rope_*", "layer_output"))
 
@@ -95,3 +99,43 @@ def test_emission_needs_neither_the_language_nor_the_registry(tmp_path: Path) ->
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == text()
+
+
+def with_scalars() -> CallIR:
+    """The toy's calls with the scale of attention as an argument that differs between layers."""
+    replace = msgspec.structs.replace
+    build = replace_layer_op(toy(), "attention.sdpa", scalars={"scale": "attention.sdpa.scale"})
+    scalar = Parameter(name="attention.sdpa.scale", type=TensorType(axes=(), shape=(), dtype="f32"))
+    programs = []
+    for program in build.programs:
+        embed, layer, head = program.functions
+        ops = tuple(
+            replace(op, attributes={k: v for k, v in op.attributes.items() if k not in op.scalars})
+            for op in layer.ops
+        )
+        steps = tuple(
+            replace(step, scalars={scalar.name: 0.5 + step.layer} if step.layer is not None else {})
+            for step in program.steps
+        )
+        functions = (embed, replace(layer, ops=ops, scalars=(scalar,)), head)
+        programs.append(replace(program, functions=functions, steps=steps))
+    return lower(replace(build, programs=tuple(programs))).calls
+
+
+def test_scalars_that_differ_between_layers_are_arguments(tmp_path: Path, repository: Path) -> None:
+    content = emit(msgspec.json.encode(with_scalars()))["decode.py"]
+    assert "*, attention_sdpa_scale: Array | float" in content
+    assert "scale=attention_sdpa_scale" in content
+    assert (
+        'SCALARS = (\n    {"attention_sdpa_scale": 0.5},\n    {"attention_sdpa_scale": 1.5},\n)'
+        in (content)
+    )
+    assert "**SCALARS[index]" in content
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "decode.py").write_text(content)
+    config = ["--config", str(repository / "pyproject.toml"), str(tmp_path)]
+    for command in (["check"], ["format", "--diff"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
