@@ -131,7 +131,7 @@ def test_scalars_that_differ_between_layers_are_arguments(tmp_path: Path, reposi
         in (content)
     )
     assert "**SCALARS[index]" in content
-    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "__init__.py").write_text('"""Toy."""\n')
     (tmp_path / "decode.py").write_text(content)
     config = ["--config", str(repository / "pyproject.toml"), str(tmp_path)]
     for command in (["check"], ["format", "--diff"]):
