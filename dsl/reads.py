@@ -59,10 +59,13 @@ def read_keys(nodes: Iterable[object]) -> dict[KeyPath, syntax.Node]:
 
 
 def config_keys(nodes: Iterable[object]) -> set[str]:
-    """Return the read keys as `ignore` names them: HF's first name, the whole of a GGUF key."""
-    return {
-        path.path[0] if path.format == "hf" else ".".join(path.path) for path in read_keys(nodes)
-    }
+    """Return the read keys as `ignore` names them: HF's first name, the whole of a GGUF key.
+
+    A GGUF key of one word is left out: `ignore` of that word speaks of the HF key.
+    """
+    paths = read_keys(nodes)
+    hf = {path.path[0] for path in paths if path.format == "hf"}
+    return hf | {".".join(p.path) for p in paths if p.format == "gguf" and len(p.path) > 1}
 
 
 def get_names(nodes: Iterable[object]) -> set[str]:
