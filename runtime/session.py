@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from cke.runtime.buckets import SEGMENT, query_bucket
-from cke.runtime.drivers import CHUNK, Driver, WholeStep, advance_once
+from cke.runtime.drivers import CHUNK, Auto, Driver, Looping, advance_once
 from cke.runtime.sampling import GREEDY, Sampling, check_sampling
 from cke.runtime.state import Capacities, capacities, grow_state, initial_state, state_bytes
 from cke.runtime.tokens import (
@@ -156,6 +156,8 @@ class Session:
         seed = jax.device_put(settings.seed_words())
         row = self._first_row(seed, settings, ending)
         self._seed, self._settings, self._stops = seed, settings, ending
+        least = self.driver.loops_from
+        self._on_device = least is not None and new_tokens >= least and not self._capturing
         left = new_tokens - 1
         yield self._given(row)
         while left > 0 and bool((np.asarray(row["position"]) >= 0).any()):
@@ -190,7 +192,7 @@ class Session:
 
     def _advance(self, row: dict[str, Array], count: int) -> tuple[dict[str, Array], np.ndarray]:
         """Feed each row's token and choose the next, `count` times."""
-        if isinstance(self.driver, WholeStep) and not self._capturing:
+        if self._on_device:
             return self._advance_on_device(row, count)
         columns: list[np.ndarray] = []
         for _ in range(count):
@@ -210,7 +212,7 @@ class Session:
     def _advance_on_device(
         self, row: dict[str, Array], count: int
     ) -> tuple[dict[str, Array], np.ndarray]:
-        assert isinstance(self.driver, WholeStep)
+        assert isinstance(self.driver, Looping)
         loop = self.driver.loop(self._settings, self._stops)
         before = np.asarray(row["number"])
         with self._lines:
@@ -229,7 +231,12 @@ class Session:
         stops: Sequence[int] = (),
         logits: Literal["last", "all"] = "last",
     ) -> None:
-        """Compile all that a prompt of that length and that many new tokens use, then reset."""
+        """Compile all that a prompt of that length and that many new tokens use, then reset.
+
+        The driver `auto` uses the on-device loop from then on.
+        """
+        if isinstance(self.driver, Auto):
+            self.driver.loops_from = 1
         self.reset()
         self._reserve(prompt + new_tokens, min(prompt, SEGMENT))
         self.reset()

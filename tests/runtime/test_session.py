@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cke.errors import CkeError
-from cke.runtime.drivers import make_driver
+from cke.runtime.drivers import XLA_OPTIONS, make_driver
 from cke.runtime.placement import place_weights
 from cke.runtime.sampling import Sampling
 from cke.runtime.session import Session
@@ -218,11 +218,11 @@ def test_generate_in_chunks_changes_nothing():
 def test_drivers_sample_the_same_tokens():
     sampling = Sampling(temperature=1.3, seed=3)
     runs = []
-    for driver in ("whole_step", "per_layer"):
+    for driver in ("whole_step", "per_layer", "auto"):
         item = session(driver=driver)
         item.prefill(TOKENS[:, :6])
         runs.append(item.generate(20, sampling))
-    assert runs[0] == runs[1]
+    assert runs[0] == runs[1] == runs[2]
     assert len(set(runs[0][0])) > 5
 
 
@@ -250,9 +250,29 @@ def test_a_session_goes_on_after_generating(oracle):
     assert_close(got, numpy_logits(whole)[:, -1])
 
 
+def test_auto_loops_on_the_device_once_it_is_warm():
+    item = session(driver="auto")
+    assert item.driver.loops_from > 20
+    item.warm_up(6, 20)
+    assert item.driver.loops_from == 1
+    item.prefill(TOKENS[:, :6])
+    other = session(driver="per_layer")
+    other.prefill(TOKENS[:, :6])
+    assert item.generate(20) == other.generate(20)
+
+
+def test_whole_step_gives_the_bits_of_the_packages_own_step():
+    item = session()
+    positions = np.tile(np.arange(16, dtype=np.int32), (2, 1))
+    step = jax.jit(toy.step, compiler_options=dict(XLA_OPTIONS))
+    weights = item.driver.weights["prefill"]
+    logits, _ = step(weights, item.state, TOKENS[:, :16], positions)
+    assert np.asarray(logits).tobytes() == item.prefill(TOKENS[:, :16], logits="all").tobytes()
+
+
 def test_nothing_compiles_after_warm_up():
     counter = count_compilations()
-    for driver in ("whole_step", "per_layer"):
+    for driver in ("whole_step", "per_layer", "auto"):
         item = session(driver=driver)
         sampling = Sampling(temperature=0.7, top_k=10, seed=5)
         item.warm_up(33, 100, sampling, (3,))
@@ -335,8 +355,8 @@ ERRORS = [
     ),
     (
         lambda: make_driver("fast", toy.toy_package(), {}),
-        "error[CKE607]: `driver` expects per_layer | whole_step | eager, got `fast`\n"
-        "  help: `whole_step` is the fast one, `per_layer` starts soonest",
+        "error[CKE607]: `driver` expects auto | per_layer | whole_step | eager, got `fast`\n"
+        "  help: `auto` starts soonest, `whole_step` is the fast one once it is warm",
     ),
     (
         lambda: prefilled().generate(0),

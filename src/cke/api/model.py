@@ -28,7 +28,7 @@ from cke.runtime.weights.files import ModelFiles, open_model
 from cke.runtime.weights.load import Weights
 from cke.schemas.manifest import Manifest
 
-DEFAULT_DRIVER = "whole_step"
+DEFAULT_DRIVER = "auto"
 Progress = Callable[[str], None]
 
 

@@ -59,7 +59,7 @@ def run(
     generate: Annotated[int, Parameter(name=("--generate", "-n"))] = 32,
     circuit: str | None = None,
     dtype: str = "float32",
-    driver: str = "whole_step",
+    driver: str = "auto",
     chat: bool = False,
     allow_pickle: AllowPickle = False,
     ignore_eos: bool = False,
@@ -87,7 +87,7 @@ def run(
     dtype
         float32 or bfloat16.
     driver
-        whole_step (fast), per_layer (compiles soonest, the same bits) or eager (op by op).
+        auto, per_layer or whole_step (three ways to the same bits), or eager (op by op).
     chat
         Put the prompt into the model's chat template, as a user's message.
     ignore_eos
