@@ -1,9 +1,10 @@
 """Three ways to run a package: per layer, as one whole step, or op by op.
 
 `per_layer` compiles one function per layer kind and calls it in a loop; `whole_step` compiles all
-that the package's `step` does, as one program. Both give the same bits. `eager` compiles no program: each operation rounds on its
-own and its bits differ; it is what the fidelity laws call authoritative. `auto` starts as soon as
-`per_layer` does, and decodes in the loop of `whole_step` where its compilation pays.
+that the package's `step` does, as one program. Both give the same bits. `eager` compiles no
+program: each operation rounds on its own and its bits differ; it is what the fidelity laws call
+authoritative. `auto` starts as soon as `per_layer` does, and decodes in the loop of `whole_step`
+where its compilation pays.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ CHUNK = 64
 """The most tokens that one call of the on-device loop gives."""
 
 LONG = 512
-"""New tokens from which `auto` compiles the loop: it saves an eighth of a step, and takes seconds."""
+"""New tokens from which `auto` compiles the loop, which saves an eighth of a step."""
 
 
 class Driver(Protocol):
