@@ -11,7 +11,7 @@ VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 def keep_compiled_programs() -> None:
     """Keep every compiled program, however small and quick; a folder of the user's own wins."""
-    if os.environ.get(VARIABLE) or jax.config.jax_compilation_cache_dir:
+    if os.environ.get(VARIABLE) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     folder = cache_folder("compiled")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Append to a cache: rows with a position go behind those written before."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,7 +17,7 @@ def append(
     *rows: Array,
     lanes: Sequence[str],
     window: int | None = None,
-) -> tuple[Slot | Array, ...]:
+) -> tuple[Any, ...]:
     """The new slot, every row of each lane over S, and the position of each row (-1: empty).
 
     Rows at position -1 are not written and do not count. With a window the cache is a ring.

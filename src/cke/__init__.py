@@ -1,5 +1,6 @@
 """CKE: circuits, kernels, evidence."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,7 +13,5 @@ __all__ = ["Model", "__version__", "load"]
 def __getattr__(name: str) -> Any:
     """Import the Python surface when it is first used, so that `import cke` stays light."""
     if name in ("Model", "load"):
-        import cke.api
-
-        return getattr(cke.api, name)
+        return getattr(importlib.import_module("cke.api"), name)
     raise AttributeError(f"module 'cke' has no attribute '{name}'")

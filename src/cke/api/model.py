@@ -132,7 +132,7 @@ class Model:
     def encode(self, **inputs: Any) -> tuple[np.ndarray, ...]:
         """Return the outputs of a circuit without state, such as BERT, for its inputs by name."""
         check_phases(self.package.phases, ("encode",))
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in inputs.items()}
         outputs = self.driver().run("encode", {}, arrays).outputs
         return tuple(np.asarray(output) for output in outputs)
 

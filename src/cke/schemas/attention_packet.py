@@ -4,16 +4,16 @@
 Non-goal: rules that join fields (`cke.attention_packet` holds them).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 PACKET_SCHEMA = "darkbloom.attention-packet.v1"
-ANALYSIS_SCHEMA = "darkbloom.attention-analysis.v1"
+ANALYSIS_SCHEMA: Final = "darkbloom.attention-analysis.v1"
 MIRROR_SCHEMA = "cke.incoming-kv-mirror.v1"
-RUN_EVIDENCE_SCHEMA = "cke.packet-run-evidence.v1"
-MEASUREMENT_SCHEMA = "cke.packet-measurement.v1"
+RUN_EVIDENCE_SCHEMA: Final = "cke.packet-run-evidence.v1"
+MEASUREMENT_SCHEMA: Final = "cke.packet-measurement.v1"
 PACKET_FILE = "packet.json"
 METADATA_FILE = "attention-metadata.json"
 MIRROR_FILE = "mirror.json"

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _speed_rows(
     for length in plan.prefills:
         progress(f"prefill {length}")
         prompt = tokens[:length]
-        seconds = _interleaved(plan.rounds, subjects, lambda item, p=prompt: item.prefill(p))
+        seconds = _interleaved(plan.rounds, subjects, methodcaller("prefill", prompt))
         name = f"prefill {length}"
         yield speed_row(name, length, seconds, WHOLE, GOALS.get(name, ()))
     progress(f"decode {plan.new_tokens}")
