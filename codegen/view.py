@@ -56,7 +56,7 @@ class PackageView(msgspec.Struct, frozen=True):
 
 def package_view(ir: CallIR) -> PackageView:
     """Return the `__init__` of a package: what it is, and which module does what."""
-    lines = [_sentence(ir.title), ""]
+    lines = [*_title(ir), ""]
     lines += _wrap(
         f"{ir.circuit}@{ir.version} in {ir.dtype}, generated from {ir.file}. Do not edit: change "
         "the circuit and run `cke build`. `manifest.json` holds every decision behind the code."
@@ -64,13 +64,16 @@ def package_view(ir: CallIR) -> PackageView:
     return PackageView(docstring=tuple(lines))
 
 
-def _sentence(title: str) -> str:
-    return title if title.endswith(".") else f"{title}."
+def _title(ir: CallIR) -> list[str]:
+    """Return the circuit's title as the first line, or as a paragraph when it is too long."""
+    title = ir.title if ir.title.endswith(".") else f"{ir.title}."
+    if len(title) + len('"""') <= WIDTH:
+        return [title]
+    return [f"The circuit {ir.circuit}@{ir.version}.", "", *_wrap(title)]
 
 
 def _module_docstring(ir: CallIR, program: Program) -> Iterator[str]:
-    yield _sentence(ir.title)
-    yield ""
+    yield from (*_title(ir), "")
     sizes = ", ".join(f"{name}={size}" for name, size in ir.dims.items())
     symbols = ", ".join(f"{name} is {meaning}" for name, meaning in GLOSSARY.items())
     yield from _wrap(

@@ -139,3 +139,10 @@ def test_scalars_that_differ_between_layers_are_arguments(tmp_path: Path, reposi
             [sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout
+
+
+def test_a_long_title_is_a_paragraph_of_the_docstring() -> None:
+    calls = msgspec.structs.replace(levels().calls, title="a long title " * 9)
+    for content in emit(msgspec.json.encode(calls)).values():
+        assert content.startswith('"""The circuit toy@1.\n\na long title a long')
+        assert max(map(len, content.splitlines())) <= 100
