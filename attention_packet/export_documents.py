@@ -6,10 +6,13 @@ import struct
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from cke.attention_packet.geometry import packed_strides
 from cke.attention_packet.refusal import refuse
 from cke.schemas.attention_packet import (
+    ITEM_SIZES,
     METADATA_FILE,
     TENSOR_FILES,
     Capture,
@@ -71,6 +74,19 @@ class Payload(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, int, int, int]
     raw: bytes
+
+
+def native_payload(name: str, array: npt.NDArray[Any]) -> Payload:
+    """The bytes of [heads, tokens, width], little-endian and row-major, as they are."""
+    dtype = array.dtype.name
+    if dtype not in ITEM_SIZES:
+        refuse("CKE847", f"expected float16, bfloat16 or float32 for `{name}`, got {dtype}")
+    if array.ndim != 3:
+        refuse("CKE847", f"expected [heads, tokens, width] for `{name}`, got {list(array.shape)}")
+    heads, tokens, width = array.shape
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+    raw = bits.astype(f"<u{array.dtype.itemsize}", copy=False).tobytes()
+    return Payload(dtype, (1, heads, tokens, width), raw)
 
 
 def encode_document(value: msgspec.Struct) -> bytes:
@@ -136,7 +152,7 @@ def _record(payloads: dict[str, Payload], facts: StepFacts) -> Record:
 
 def build_packet(payloads: dict[str, Payload], facts: StepFacts, metadata: bytes) -> Packet:
     """packet.json, bound to the bytes of the metadata."""
-    entries = {name: _entry(name, payload) for name, payload in payloads.items()}
+    entries = {name: build_entry(TENSOR_FILES[name], payload) for name, payload in payloads.items()}
     return Packet(
         schema="darkbloom.attention-packet.v1",
         identity=Identity(
@@ -174,9 +190,10 @@ def build_packet(payloads: dict[str, Payload], facts: StepFacts, metadata: bytes
     )
 
 
-def _entry(name: str, payload: Payload) -> TensorEntry:
+def build_entry(file: str, payload: Payload) -> TensorEntry:
+    """The entry that describes a payload exactly."""
     return TensorEntry(
-        file=TENSOR_FILES[name],
+        file=file,
         dtype=msgspec.convert(payload.dtype, Any),
         byte_order="little",
         shape=payload.shape,

@@ -20,13 +20,13 @@ from cke.attention_packet.export_documents import (
     build_packet,
     build_snapshot,
     encode_document,
+    native_payload,
 )
 from cke.attention_packet.geometry import MAX_PAYLOAD_BYTES
 from cke.attention_packet.refusal import refuse
 from cke.attention_packet.report import write_new
 from cke.attention_packet.selection import DISPATCHES, PHASES
 from cke.schemas.attention_packet import (
-    ITEM_SIZES,
     METADATA_FILE,
     PACKET_FILE,
     TENSOR_FILES,
@@ -108,19 +108,7 @@ def _confirmed(facts: StepFacts) -> bool:
 def _payloads(arrays: Arrays) -> dict[str, Payload]:
     if sorted(arrays) != sorted(TENSOR_NAMES):
         refuse("CKE847", f"expected the arrays {sorted(TENSOR_NAMES)}, got {sorted(arrays)}")
-    return {name: _payload(name, np.asarray(arrays[name])) for name in TENSOR_NAMES}
-
-
-def _payload(name: str, array: npt.NDArray[Any]) -> Payload:
-    dtype = array.dtype.name
-    if dtype not in ITEM_SIZES:
-        refuse("CKE847", f"expected float16, bfloat16 or float32 for `{name}`, got {dtype}")
-    if array.ndim != 3:
-        refuse("CKE847", f"expected [heads, tokens, width] for `{name}`, got {list(array.shape)}")
-    heads, tokens, width = array.shape
-    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-    raw = bits.astype(f"<u{array.dtype.itemsize}", copy=False).tobytes()
-    return Payload(dtype, (1, heads, tokens, width), raw)
+    return {name: native_payload(name, np.asarray(arrays[name])) for name in TENSOR_NAMES}
 
 
 def _check_shapes(payloads: dict[str, Payload], facts: StepFacts) -> None:
