@@ -122,7 +122,10 @@ def survives(module: str, index: int) -> bool:
         "-p",
         "tests.attention_packet.mutation",
     ]
-    command += ["-p", "no:cacheprovider", "-m", "not nightly", "tests/attention_packet"]
+    command += ["-p", "no:cacheprovider", "-m", "not nightly and not oracle_torch"]
+    command += ["--confcutdir=tests/attention_packet", "--deselect"]
+    command += ["tests/attention_packet/test_contract_table.py::test_table_is_up_to_date"]
+    command += ["tests/attention_packet"]
     environment = os.environ | {"PACKET_MUTATION": f"{module}:{index}", "PYTHONPATH": "src:."}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

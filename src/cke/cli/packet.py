@@ -36,6 +36,50 @@ def analyze(packet_json: Path, /, *, output: NewReport, mirror: Mirror = None) -
 
 
 @app.command
+def export(
+    *,
+    model: Path,
+    tokens: str,
+    layer: int,
+    out: Path,
+    step: int = 0,
+    dtype: str = "float32",
+    circuit: str | None = None,
+    mirror: Path | None = None,
+) -> int:
+    """Run a model and write the packet of one decode step of one layer.
+
+    Parameters
+    ----------
+    model
+        The model folder or .gguf file.
+    tokens
+        The prompt's token IDs, such as `1 2 3`.
+    layer
+        The layer, from 0; it must be causal and without a window.
+    out
+        The new folder of the packet; run evidence goes to `<out>-run.json`.
+    step
+        The decode step after the prompt, from 0.
+    dtype
+        float32 or bfloat16.
+    circuit
+        A library circuit or a .circuit file; found from the model's config by default.
+    mirror
+        A new folder for an incoming-KV mirror of every forward.
+    """
+    from cke.api.packet import ExportRequest, export_attention_packet
+    from cke.cli.evidence import parse_rows
+
+    rows = parse_rows(tokens)
+    request = ExportRequest(tokens=rows[0], layer=layer, step=step, circuit=circuit, dtype=dtype)
+    progress(f"running {model}")
+    found = export_attention_packet(model, request, out, mirror)
+    print(f"{found.status} {found.packet_sha256 or ''}".rstrip())
+    return 0 if found.packet_sha256 is not None else 4
+
+
+@app.command
 def show(
     packet_json: Path, /, *, mirror: Mirror = None, format: Format = "human", output: Output = None
 ) -> int:
