@@ -15,7 +15,8 @@ from cke.dsl.contracts import Numerics, Row
 from cke.dsl.elaborate_errors import Errors
 from cke.dsl.elaborate_givens import tensor_type
 from cke.dsl.elaborate_program import ProgramWalker, Rows
-from cke.dsl.elaborate_statements import FunctionWalker, Settings
+from cke.dsl.elaborate_statements import FunctionWalker
+from cke.dsl.elaborate_walker import Settings
 from cke.dsl.elaborated import Elaboration
 from cke.dsl.function_builder import Reference
 from cke.dsl.match import matching_row

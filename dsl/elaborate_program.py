@@ -11,7 +11,8 @@ import msgspec
 
 from cke.dsl import syntax
 from cke.dsl.elaborate_givens import tensor_type
-from cke.dsl.elaborate_statements import FunctionWalker, Settings
+from cke.dsl.elaborate_statements import FunctionWalker
+from cke.dsl.elaborate_walker import Settings
 from cke.dsl.elaborated import Elaboration, Function, Step
 from cke.dsl.evaluate import UNKNOWN
 from cke.dsl.function_builder import Reference
