@@ -208,7 +208,7 @@ Expression = (
 
 
 class Point(Node, frozen=True):
-    """`@ name@version`; `version` None is the taxonomy's newest of a plain name."""
+    """`@ name@version`; `version` None is the point's first version."""
 
     name: str
     version: int | None = None
