@@ -15,8 +15,8 @@ def main() -> int:
     """Fetch the model, then run `cke run` as a user would, showing the command."""
     print("==> fetching SmolLM2-135M-Instruct (93 MB, once)", flush=True)
     model = fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    arguments = ["run", "--model", str(model), "--prompt", PROMPT, "--generate", "48"]
-    print(f'==> cke run --model {model.name} --prompt "{PROMPT}" --generate 48', flush=True)
+    arguments = ["run", "--model", str(model), "--chat", "--prompt", PROMPT, "--generate", "64"]
+    print(f'==> cke run --model {model.name} --chat --prompt "{PROMPT}" --generate 64', flush=True)
     return subprocess.call([sys.executable, "-m", "cke", *arguments])
 
 
