@@ -38,4 +38,5 @@ def test_rows_of_unequal_length_are_padded_with_position_minus_one() -> None:
 def test_bad_requests_are_refused(request_: CaptureRequest, message: str) -> None:
     with pytest.raises(CkeError) as caught:
         plan_segments(request_)
+    assert str(caught.value).startswith("error[CKE701]: ")
     assert message in str(caught.value)
