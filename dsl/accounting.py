@@ -16,6 +16,23 @@ from cke.errors import Diagnostic, Note
 GENERIC = ("general.", "tokenizer.", "quantize.", "split.", "imatrix.", "adapter.")
 """GGUF keys that describe the file and not the architecture."""
 
+BOOKKEEPING = frozenset(
+    """
+    _attn_implementation_autoset _commit_hash _name_or_path architectures auto_map bad_words_ids
+    base_model_pp_plan base_model_tp_plan begin_suppress_tokens bos_token_id decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_range label2id length_penalty max_length min_length
+    model_type no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences
+    output_attentions output_hidden_states output_scores pad_token_id prefix problem_type
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
+    use_cache
+    """.split()
+)
+"""HF keys that any config may carry: its file, training, labels and generation."""
+
 
 def ignored_and_read(circuit: Circuit) -> list[Diagnostic]:
     """Return an error for every key that the circuit both reads and ignores."""
@@ -61,7 +78,7 @@ def _hf_keys(circuit: Circuit, model: OpenModel) -> Iterator[tuple[str, str]]:
     read = {path.path[0] for path in read_keys(expressions) if path.format == "hf"}
     nested = get_names(expressions)
     for key, value in model.root.items():
-        if key in circuit.ignored:
+        if key in circuit.ignored or (key in BOOKKEEPING and key not in read):
             continue
         if key not in read:
             yield f"$.{key}", key

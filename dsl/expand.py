@@ -83,7 +83,11 @@ def _sections(circuit: Circuit) -> list[syntax.Item]:
         syntax.Ignore(names=(syntax.Identifier(name=name, span=span),), span=span)
         for name, span in circuit.ignored.items()
     ]
-    rows = (*circuit.config.values(), *circuit.requires, *ignored)
+    rows: tuple[syntax.ConfigRow, ...] = (
+        *circuit.config.values(),
+        *circuit.requires,
+        *ignored,
+    )
     sections: list[syntax.Item] = [syntax.Config(name=None, parents=(), rows=rows, span=NOWHERE)]
     if circuit.schedule_rows:
         sections.append(

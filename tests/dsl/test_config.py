@@ -120,6 +120,11 @@ def test_unknown_key_is_an_error(config: dict[str, Any], path: str) -> None:
     assert [item.path for item in caught.value.diagnostics] == [path]
 
 
+def test_bookkeeping_of_any_config_is_no_surprise() -> None:
+    config = {"_name_or_path": "x", "temperature": 0.7, "id2label": {"0": "a"}}
+    assert bind_config(load_circuit("llama"), Source({**CONFIG, **config})).dims["D"] == 64
+
+
 def test_ignored_keys_may_be_nested_and_children_may_read_what_parents_ignore(
     tmp_path: Path,
 ) -> None:
