@@ -78,7 +78,11 @@ def _function(call: Call) -> list[F64]:
 
 
 def _product(call: Call) -> list[F64]:
-    return [_bound(call, 1, 2, call.results[0])]
+    """A product; a factor below the smallest normal number may be flushed to 0 first."""
+    flushed = SMALLEST[call.dtype] * sum(
+        float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)) for x in call.operands
+    )
+    return [_bound(call, 1, 2, call.results[0]) + flushed]
 
 
 def _sum(call: Call) -> list[F64]:
@@ -145,7 +149,9 @@ def _sdpa(call: Call) -> list[F64]:
     shares = np.minimum(probabilities * grown, 1.0) + np.where(2 * worst > 1, 1.0, 0.0)
     length = k.shape[1] + FUNCTION
     shares = shares + _bound(call, 1, length, probabilities)
-    return [wrong, shares, _context_bound(call, shares, length)]
+    shares = np.where(np.isfinite(worst), shares, np.inf)
+    context = _context_bound(call, shares, length)
+    return [wrong, shares, np.where(np.isnan(context), np.inf, context)]
 
 
 def _context_bound(call: Call, shares: F64, length: int) -> F64:

@@ -26,8 +26,8 @@ def _bits(value: jax.Array) -> bytes:
 RUNS = [
     (1, "float32"),
     (16, "float32"),
-    pytest.param(1, "bfloat16", marks=pytest.mark.slow),
-    (16, "bfloat16"),
+    pytest.param(1, "bfloat16", marks=pytest.mark.nightly),
+    pytest.param(16, "bfloat16", marks=pytest.mark.nightly),
 ]
 
 
@@ -43,7 +43,7 @@ def test_captures_change_no_bit(name: str, length: int, dtype: str) -> None:
         assert _bits(output["output"]) == _bits(captured["output"]), f"seed {seed}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [1, 16])
 @pytest.mark.parametrize("name", sorted(CHAINS))
