@@ -77,12 +77,16 @@ def _function(call: Call) -> list[F64]:
     return [_bound(call, 1, FUNCTION, size)]
 
 
-def _product(call: Call) -> list[F64]:
-    """A product; a factor below the smallest normal number may be flushed to 0 first."""
-    flushed = SMALLEST[call.dtype] * sum(
-        float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)) for x in call.operands
+def _flushed(call: Call, count: int) -> float:
+    """What products lose when factors below the smallest normal number are flushed to 0."""
+    return SMALLEST[call.dtype] * sum(
+        float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)) for x in call.operands[:count]
     )
-    return [_bound(call, 1, 2, call.results[0]) + flushed]
+
+
+def _product(call: Call) -> list[F64]:
+    """A product, once rounded."""
+    return [_bound(call, 1, 2, call.results[0]) + _flushed(call, 2)]
 
 
 def _sum(call: Call) -> list[F64]:
@@ -141,7 +145,8 @@ def _sdpa(call: Call) -> list[F64]:
     scores, probabilities, _ = call.results
     plain = {**call.arguments, "softcap": None, "scale": abs(call.arguments["scale"])}
     sizes = REFERENCES["sdpa"](np.abs(q), np.abs(k), np.abs(v), *masks, **plain)[0]
-    dots = (k.shape[-1] + FUNCTION) * SUM_UNIT * sizes
+    flushed = k.shape[-1] * _flushed(call, 2) * plain["scale"]
+    dots = (k.shape[-1] + FUNCTION) * SUM_UNIT * sizes + flushed
     stored = _bound(call, 1, 1, scores)
     wrong = np.where(sizes < GREATEST, dots + stored, np.inf)
     worst = np.max(wrong, axis=-1, keepdims=True)

@@ -143,7 +143,7 @@ def explain(subject: str, identifier: str | None = None, /, *, format: Format = 
     subject
         A code such as CKE212, the name or path of a circuit, or `kernel`.
     identifier
-        The id of a kernel.
+        The id of a kernel, or the name of an operator for all its providers.
     """
     if subject == "kernel":
         _explain_kernel(identifier, format)
@@ -173,13 +173,18 @@ def _explain_code(code: str, format: str) -> None:
 
 
 def _explain_kernel(identifier: str | None, format: str) -> None:
-    from cke.kernel_registry.resolve import contract_of
+    from cke.cli.kernels import explain_kernel, explain_kernel_text
 
     if identifier is None:
         raise _usage("expected `kernel ID`", "explain")
-    contract = contract_of(identifier)
-    body = encode_json(contract)
-    deliver(format, None, {"human": lambda: body, "json": lambda: body})
+    deliver(
+        format,
+        None,
+        {
+            "human": lambda: explain_kernel_text(identifier),
+            "json": lambda: encode_json(explain_kernel(identifier)),
+        },
+    )
 
 
 def _explain_circuit(name: str, format: str) -> None:
