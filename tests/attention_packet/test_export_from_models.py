@@ -1,9 +1,10 @@
 """Packets of running models: analysed, and planted faults show in the numbers alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -79,19 +80,26 @@ def test_layer_that_the_model_has_not_is_refused(layer: int, gemma3: Path, tmp_p
 
 
 @pytest.fixture
-def models(gemma3: Path) -> tuple[Model, Model]:
-    """The production model and the one that captures, not yet compiled."""
-    production = load(gemma3)
+def models(gemma3: Path) -> Iterator[tuple[Model, Model]]:
+    """The production model and the one that captures, not yet compiled.
+
+    Programs are traced anew, and none with a planted fault is left: JAX keeps traces by function,
+    and models of one package share its functions.
+    """
+    jax.clear_caches()
+    production = load(gemma3, driver="per_layer")
     calls = attention_calls(production.manifest, GLOBAL_LAYER)
-    return production, load(gemma3, capture=calls.captures)
+    yield production, load(gemma3, driver="per_layer", capture=calls.captures)
+    jax.clear_caches()
 
 
 def plant(
     models: tuple[Model, Model], kernel: str, fault: Callable[..., Any], monkeypatch: Any
 ) -> None:
     """Put a fault in place of a kernel in the decode programs of both models."""
-    for model in models:
-        module = model.package.modules["decode"]
+    for module in {
+        id(m): m for m in (model.package.modules["decode"] for model in models)
+    }.values():
         real = getattr(module, kernel)
         monkeypatch.setattr(module, kernel, lambda *a, real=real, **k: fault(real, *a, **k))
 
@@ -127,7 +135,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @contract("PKT-59")
 @contract("PKT-66")
 @pytest.mark.parametrize("name", sorted(FAULTS))
@@ -175,7 +183,7 @@ def late_append(real, slot, positions, key, value, **options):
     return ({**new, "count": slot["count"] + 1}, *rest)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @contract("PKT-66")
 def test_append_that_loses_a_position_gives_no_packet(
     models: tuple[Model, Model],
@@ -189,7 +197,7 @@ def test_append_that_loses_a_position_gives_no_packet(
     assert not (tmp_path / "packet").exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_programs_that_disagree_give_no_packet(
     models: tuple[Model, Model],
     request_of_global_layer: ExportRequest,
@@ -214,7 +222,7 @@ def test_artifact_hash_is_that_of_the_loaded_weights(models: tuple[Model, Model]
     assert weights_sha256(production) != before
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packet_of_each_run_dtype_is_analysed(dtype: str, gemma3: Path, tmp_path: Path) -> None:
     request = ExportRequest(tokens=PROMPT, layer=GLOBAL_LAYER, dtype=dtype)
@@ -227,7 +235,7 @@ def test_packet_of_each_run_dtype_is_analysed(dtype: str, gemma3: Path, tmp_path
 
 
 @pytest.mark.real_model
-@pytest.mark.nightly
+@pytest.mark.slow
 @contract("PKT-66")
 @pytest.mark.parametrize("layer", [0, 29])
 def test_packet_of_smollm2_is_explained_by_fp32_arithmetic(
@@ -241,7 +249,7 @@ def test_packet_of_smollm2_is_explained_by_fp32_arithmetic(
     assert relative(result) < 2e-6
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_export_is_the_same_each_time(gemma3: Path, tmp_path: Path) -> None:
     request = ExportRequest(tokens=PROMPT, layer=GLOBAL_LAYER)
     hashes = [
