@@ -39,6 +39,7 @@ class Driver(Protocol):
     bits: str
     package: Package
     weights: Mapping[str, PlacedWeights]
+    loops_from: int | None
 
     def run(
         self,
