@@ -1,5 +1,6 @@
 """The Python surface: light to import, builds on demand, keeps what it built."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -17,9 +18,11 @@ from cke.runtime.weights.files import open_model
 TOKENS = np.array([[5, 6, 7, 8], [9, 10, 11, 12]], np.int32)
 
 
-def test_importing_cke_imports_no_jax():
+def test_importing_cke_imports_no_jax(repository):
     code = "import sys, cke; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert found.returncode == 0
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -70,7 +73,7 @@ def test_a_key_covers_circuit_config_dtype_and_captures(tiny_model, tmp_path):
     files = open_model(tiny_model("llama"))
     other = open_model(tiny_model("llama", rms_norm_eps=1e-3))
     own = tmp_path / "own.circuit"
-    own.write_text("circuit own@1 from llama")
+    own.write_text("circuit own@1 from llama@1")
     keys = {
         package_key(files, None, "f32", ()),
         package_key(files, None, "bf16", ()),
@@ -79,7 +82,7 @@ def test_a_key_covers_circuit_config_dtype_and_captures(tiny_model, tmp_path):
         package_key(other, None, "f32", ()),
         package_key(files, own, "f32", ()),
     }
-    own.write_text("circuit own@2 from llama")
+    own.write_text("circuit own@2 from llama@1")
     keys.add(package_key(files, own, "f32", ()))
     assert len(keys) == 7
 
@@ -120,7 +123,7 @@ def test_two_builds_at_once_are_safe(tiny_model):
 
 def test_a_circuit_of_ones_own_runs_the_same_way(tiny_model, tmp_path):
     own = tmp_path / "mine.circuit"
-    own.write_text('circuit mine@1 from llama "Llama by another name"\n')
+    own.write_text('circuit mine@1 from llama@1 "Llama by another name"\n')
     folder = tiny_model("llama")
     mine = cke.load(folder, own, driver="per_layer")
     assert mine.manifest.circuit == "mine"
