@@ -1,9 +1,12 @@
 """Trained models of pinned packages against their own forward."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import cke
 
@@ -79,3 +82,77 @@ def test_smollm2_speaks_as_transformers_does(smollm2_gguf, smollm2_oracle):
         wanted = oracle_logits(smollm2_oracle, whole)
         assert np.abs(model.logits(whole) - wanted).max() <= 1e-3
     assert agreed == 96
+
+
+def test_smollm2_matches_the_float64_reference(smollm2_gguf):
+    from cke.oracles.reference import run
+    from cke.runtime.weights.load import Weights
+
+    model = cke.load(smollm2_gguf, driver="per_layer")
+    tokens = np.array([model.tokenizer.encode(PROMPTS[0])], np.int32)
+    positions = np.arange(tokens.shape[1], dtype=np.int32)[None, :]
+    weights = Weights(model.files, model.manifest.bindings, "f64")
+    expected = run(model.manifest.graph, weights, tokens, positions, phase="prefill").outputs[0]
+    assert np.abs(model.logits(tokens) - expected).max() <= 1e-3
+
+
+def write_glassllm(model: Any, folder: Path) -> None:
+    """Write glassllm as a Llama folder: its rope turns adjacent pairs, Llama's turns halves."""
+    config = model.cfg
+    width = config.d_model // config.n_heads
+    tensors = {
+        "model.embed_tokens.weight": model.E.data,
+        "model.norm.weight": model.norm_f.gamma.data,
+    }
+    for index, block in enumerate(model.blocks):
+        prefix = f"model.layers.{index}."
+        tensors |= {
+            f"{prefix}input_layernorm.weight": block.norm1.gamma.data,
+            f"{prefix}post_attention_layernorm.weight": block.norm2.gamma.data,
+            f"{prefix}self_attn.q_proj.weight": halves(block.attn.W_Q.data.T, width),
+            f"{prefix}self_attn.k_proj.weight": halves(block.attn.W_K.data.T, width),
+            f"{prefix}self_attn.v_proj.weight": block.attn.W_V.data.T,
+            f"{prefix}self_attn.o_proj.weight": block.attn.W_O.data.T,
+            f"{prefix}mlp.gate_proj.weight": block.ffn.W1.data.T,
+            f"{prefix}mlp.up_proj.weight": block.ffn.W3.data.T,
+            f"{prefix}mlp.down_proj.weight": block.ffn.W2.data.T,
+        }
+    folder.mkdir()
+    arrays = {key: np.ascontiguousarray(value, np.float32) for key, value in tensors.items()}
+    save_file(arrays, folder / "model.safetensors")
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": int(8 * config.d_model / 3),
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "max_position_embeddings": config.max_len,
+        "rms_norm_eps": config.eps,
+        "rope_theta": config.rope_base,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+def halves(weight: np.ndarray, width: int) -> np.ndarray:
+    """Return rows [even, odd] of each head in place of [0, 1, 2, …]."""
+    pairs = weight.reshape(-1, width // 2, 2, weight.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def test_glassllm_matches_its_own_forward(glassllm_dir, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(glassllm_dir.parent))
+    import glassllm
+
+    oracle, _ = glassllm.load_pretrained("en")
+    write_glassllm(oracle, tmp_path / "glassllm")
+    model = cke.load(tmp_path / "glassllm", driver="per_layer")
+    tokens = np.random.default_rng(4).integers(0, oracle.cfg.vocab_size, (2, 40)).astype(np.int32)
+    with glassllm.no_grad():
+        expected = oracle.forward(tokens).data
+    got = model.logits(tokens)
+    assert np.abs(got - expected).max() / np.abs(expected).max() <= 1e-4
