@@ -81,6 +81,14 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("mixtral", "window", {"sliding_window": 6}),
     ("mixtral", "three-of-eight", {"num_local_experts": 8, "num_experts_per_tok": 3}),
     ("mixtral", "one-kv-head-tied", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ("starcoder2", "window-tied", {}),
+    ("starcoder2", "no-window-untied", {"sliding_window": None, "tie_word_embeddings": False}),
+    ("starcoder2", "no-bias-one-kv-head", {"use_bias": False, "num_key_value_heads": 1}),
+    (
+        "starcoder2",
+        "all-kv-heads-eps-rope-yarn",
+        {"num_key_value_heads": 4, "norm_epsilon": 1e-3, "tie_word_embeddings": False, **YARN},
+    ),
 ]
 IDS = [f"{family}-{name}" for family, name, _ in VARIANTS]
 
