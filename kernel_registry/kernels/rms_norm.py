@@ -1,5 +1,9 @@
-"""RMSNorm in f32; the normalised value is rounded to storage before the weight."""
+"""RMSNorm in f32; the normalised value is rounded to storage before the weight.
 
+Squares are exact in f64, so a sum contracted with them gives the same bits.
+"""
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -12,8 +16,11 @@ def normalise(x: Array, gate: Array | None = None, *, eps: float, axes: int, gro
     if gate is not None:
         wide = settle(wide * settle(widen(gate) * lax.logistic(widen(gate))))
     flat = wide.reshape(*x.shape[: x.ndim - axes], groups, -1)
-    mean_square = settle(jnp.mean(settle(flat * flat), axis=-1, keepdims=True))
-    return settle(flat * lax.rsqrt(mean_square + eps)).reshape(x.shape)
+    with jax.enable_x64(True):
+        exact = flat.astype(jnp.float64)
+        mean_square = jnp.mean(exact * exact, axis=-1, keepdims=True)
+        scale = lax.rsqrt(mean_square + eps).astype(flat.dtype)
+    return settle(flat * scale).reshape(x.shape)
 
 
 def rms_norm(
