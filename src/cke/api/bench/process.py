@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROMPT = [1, 20, 300, 40, 500, 60, 700, 80]
+PROMPT = [5, 7, 11, 13, 17, 19, 23, 29]
 
 
 def measure(kind: str, path: Path, cache: Path, **options: Any) -> dict[str, float]:
