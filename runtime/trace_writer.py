@@ -5,7 +5,6 @@ capture is held in memory and none is copied twice. A run that stops half-way le
 with another name, which no reader takes for a trace.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,10 +15,10 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 import numpy as np
-import rfc8785
 from numpy.typing import NDArray
 
 from cke.errors import CkeError, Diagnostic, Note
+from cke.schemas.reading import canonical_sha256
 from cke.schemas.trace import SCHEMA, VERSION, Body, Record, Trace
 
 TENSORS = "tensors.safetensors"
@@ -151,5 +150,4 @@ class TraceWriter:
 
 def body_sha256(body: Body) -> str:
     """Return the sha256 of the body's canonical JSON (RFC 8785)."""
-    plain = msgspec.to_builtins(body)
-    return hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
+    return canonical_sha256(body)

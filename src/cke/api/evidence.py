@@ -5,7 +5,6 @@ the compiler nor each other.
 """
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from cke.api.build import built_package
@@ -84,7 +83,7 @@ def identity_of(files: ModelFiles) -> Identity:
     config = files.config
     named = config.get("model_type") or config.get("general.architecture")
     return Identity(
-        model_sha256=_weights_sha256(files, print_nothing),
+        model_sha256=_weights_sha256(files),
         family=named if isinstance(named, str) else None,
         circuit=None,
         manifest_sha256=None,
@@ -92,14 +91,9 @@ def identity_of(files: ModelFiles) -> Identity:
     )
 
 
-def print_nothing(_: str) -> None:
-    """Ignore a progress message."""
-
-
-def _weights_sha256(files: ModelFiles, progress: Callable[[str], None]) -> str:
+def _weights_sha256(files: ModelFiles) -> str:
     digest = hashlib.sha256()
     for file in sorted({tensor.file for tensor in files.located.values()}):
-        progress(f"hashing {file.name}")
         with file.open("rb") as stream:
             while block := stream.read(CHUNK):
                 digest.update(block)
