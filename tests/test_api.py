@@ -56,7 +56,8 @@ def test_generate_gives_a_list_per_row_and_stops(tiny_model):
     assert stopped[0] == free[0][: free[0].index(stop) + 1]
 
 
-def test_a_package_is_built_once(tiny_model):
+def test_a_package_is_built_once(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKE_CACHE_DIR", str(tmp_path / "cache"))
     folder = tiny_model("llama")
     said: list[str] = []
     files = open_model(folder)

@@ -9,6 +9,7 @@ from cke.oracles.gguf_writer import write_gguf
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import TraceWriter
+from cke.schemas.numerical_report import Row
 from cke.xray.diff import diff_traces
 from tests.models import TinyModel
 
@@ -26,6 +27,19 @@ FAMILIES = {
     "mixtral": {},
     "qwen3_moe": {"norm_topk_prob": True},
 }
+
+
+# Edges without a name, which transformers' modules show and llama.cpp's graph has no name for: the
+# lookup before its scale, the activation inside a fused gate, the logits before their cap.
+UNNAMED = ("edge/x/embedding", "edge/mlp/h/silu", "edge/mlp/h/gelu_tanh", "edge/y/linear")
+
+
+def _named(rows: tuple[Row, ...]) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if not (row.status == "subject_only" and row.checkpoint_id.endswith(UNNAMED))
+    ]
 
 
 def _trace(oracle: object, out: Path) -> TraceFolder:
@@ -47,12 +61,13 @@ def test_both_live_oracles_agree_at_every_checkpoint(
     report = diff_traces(ours, theirs)
     over = [
         (row.checkpoint_id, row.role, row.segment, row.status)
-        for row in report.rows
+        for row in _named(report.rows)
         if row.status not in ("exact", "within")
     ]
     assert over == []
     assert report.verdict == "pass_within_gate"
-    assert report.coverage.compared == report.coverage.subject_captured
+    unnamed = len(report.rows) - len(_named(report.rows))
+    assert report.coverage.compared == report.coverage.subject_captured - unnamed
 
 
 # llama.cpp reads GELU from a table of f16 values, so Gemma agrees up to the first activation, and
@@ -75,7 +90,7 @@ def test_gemma_agrees_up_to_the_table_of_gelu(
     report = diff_traces(_trace(PyTorchOracle(folder), tmp_path / "pytorch"), theirs)
     over = [row for row in report.rows if row.status == "over"]
     assert over[0].checkpoint_id == "layer.0.mlp.mlp_gated_activation"
-    assert {row.status for row in report.rows} <= {"exact", "within", "over"}
+    assert {row.status for row in _named(report.rows)} <= {"exact", "within", "over"}
     half = 2.0**-11
     assert max(row.metrics.relative_rmse or 0 for row in report.rows if row.metrics) < 8 * half
 
