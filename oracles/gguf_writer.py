@@ -56,7 +56,12 @@ def write_gguf(folder: Path, target: Path, dtype: str = "f32") -> Path:
     writer = gguf.GGUFWriter(temporary, architecture)
     _metadata(writer, config, architecture)
     for name, array in _tensors(folder, config, architecture):
-        _add(writer, name, array, dtype)
+        add_tensor(writer, name, array, dtype)
+    return finish(writer, temporary, target)
+
+
+def finish(writer: gguf.GGUFWriter, temporary: Path, target: Path) -> Path:
+    """Write everything to `temporary` and give it the name `target`."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -65,7 +70,8 @@ def write_gguf(folder: Path, target: Path, dtype: str = "f32") -> Path:
     return target
 
 
-def _add(writer: gguf.GGUFWriter, name: str, array: Array, dtype: str) -> None:
+def add_tensor(writer: gguf.GGUFWriter, name: str, array: Array, dtype: str) -> None:
+    """Add a tensor in `dtype`; vectors and router weights stay f32, as llama.cpp wants them."""
     kept = "f32" if array.ndim == 1 or name.endswith("ffn_gate_inp.weight") else dtype
     numpy_dtype, kind = FILE_TYPES[kept]
     data = np.ascontiguousarray(array.astype(numpy_dtype))

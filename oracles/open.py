@@ -41,17 +41,24 @@ def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
 
 
 def _gguf(model: Path, dtype: str) -> Path:
-    """Return a GGUF file of the model in `dtype`, written to the cache from a folder."""
-    if model.suffix == ".gguf":
-        return model
+    """Return a GGUF file of the model in `dtype`: its own, or one written to the cache."""
+    from cke.oracles.gguf_copy import dequantise_gguf, is_stored_in, stored_kinds
     from cke.oracles.gguf_writer import write_gguf
 
-    key = hashlib.sha256(dtype.encode())
-    for file in sorted([*model.glob("*.safetensors"), model / "config.json"]):
-        key.update(file.name.encode() + str(file.stat().st_size).encode())
-        key.update(str(file.stat().st_mtime_ns).encode())
-    target = cache_folder("gguf", f"{key.hexdigest()[:24]}.gguf")
+    copied = model.suffix == ".gguf"
+    if copied and is_stored_in(stored_kinds(model), dtype):
+        return model
+    target = cache_folder("gguf", f"{_key(model, dtype)}.gguf")
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_gguf(model, target, dtype)
+        (dequantise_gguf if copied else write_gguf)(model, target, dtype)
     return target
+
+
+def _key(model: Path, dtype: str) -> str:
+    key = hashlib.sha256(dtype.encode())
+    found = [model] if model.is_file() else [*model.glob("*.safetensors"), model / "config.json"]
+    for file in sorted(found):
+        key.update(str(file.resolve()).encode() + str(file.stat().st_size).encode())
+        key.update(str(file.stat().st_mtime_ns).encode())
+    return key.hexdigest()[:24]

@@ -49,14 +49,24 @@ class TraceFolder:
             return np.zeros(record.shape, dtype)
         mapped: Array = np.memmap(file, dtype, "r", offset, record.shape)
         if digest(mapped) != record.sha256:
-            index = self.trace.body.records.index(record)
-            raise _rejected(
-                "CKE709",
-                self.folder,
-                f"$.body.records[{index}].sha256",
-                f"expected the digest {record.sha256}, got other bytes in `{record.tensor_path}`",
-            )
+            raise digest_differs(self, record)
         return mapped
+
+    def place(self, record: Record) -> tuple[Path, int]:
+        """Return the file of the record's tensor and where its bytes start."""
+        assert record.tensor_path is not None, "the record keeps a summary only"
+        return self._places[record.tensor_path]
+
+
+def digest_differs(side: TraceFolder, record: Record) -> RejectedError:
+    """Return the error of a tensor whose bytes are not those of its record."""
+    index = side.trace.body.records.index(record)
+    return _rejected(
+        "CKE709",
+        side.folder,
+        f"$.body.records[{index}].sha256",
+        f"expected the digest {record.sha256}, got other bytes in `{record.tensor_path}`",
+    )
 
 
 def read_trace(folder: Path) -> TraceFolder:

@@ -2,7 +2,8 @@
 
 It draws what the report states: green byte-exact prefix, amber pin at the first non-exact stop,
 purple triangles at jumps, magenta diamonds at monotonicity breaks, a red pin at the logits of the
-first top-1 flip, gray ticks for edges that were not compared. It decides nothing.
+first top-1 flip, gray ticks for edges that were not compared. An error of zero has no logarithm:
+the curve breaks there. A long report shows its residual stream above the rest. It decides nothing.
 """
 
 import math
@@ -11,17 +12,26 @@ from html import escape
 
 from cke.schemas.numerical_report import Report, Row
 
-WIDTH, HEIGHT = 960, 360
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 56, 44
+WIDTH, HEIGHT = 960, 372
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 56, 52
 COLOURS = {"max_abs": "#1f6feb", "rmse": "#0f766e"}
+LEGEND = (
+    ("— max_abs", COLOURS["max_abs"]),
+    ("— rmse", COLOURS["rmse"]),
+    ("▲ jump over 3x", "#8250df"),
+    ("◆ falls back", "#bf3989"),
+    ("● first non-exact", "#bf8700"),
+)
 EXACT = 1e-12
+LONG = 400
+"""Rows from which on single marks no longer stand apart."""
 
 
 def draw_drift(report: Report) -> str:
     """Return the SVG text of a report's drift curve."""
     rows = report.rows
     stops = max(1, len(rows) - 1)
-    values = [v for row in rows for metric in COLOURS if (v := _value(row, metric))]
+    values = [v for row in rows for name in COLOURS if (v := _value(row, name)) is not None]
     low = math.floor(math.log10(max(min(values, default=EXACT), EXACT)))
     high = max(low + 1, math.ceil(math.log10(max(values, default=1.0))))
 
@@ -34,7 +44,11 @@ def draw_drift(report: Report) -> str:
 
     parts = [*_frame(report, low, high, y), *_layers(rows, x), *_prefix(report, x)]
     for metric in COLOURS:
-        parts += _curve(rows, metric, x, y)
+        parts += _curve(rows, metric, x, y, 0.35 if _is_long(report) else 1.0)
+    if _is_long(report):
+        stream = tuple(row for row in rows if row.checkpoint_id.endswith(".layer_output"))
+        for metric in COLOURS:
+            parts += _curve(stream, metric, x, y)
     parts += _marks(report, x, y)
     body = "\n".join(parts)
     return (
@@ -45,12 +59,17 @@ def draw_drift(report: Report) -> str:
     )
 
 
+def _is_long(report: Report) -> bool:
+    return len(report.rows) >= LONG
+
+
 def _frame(report: Report, low: int, high: int, y: Callable[[float], float]) -> Iterable[str]:
     yield f'<text x="{LEFT}" y="18" font-size="13" fill="#111">{escape(report.banner)}</text>'
-    legend = "   ".join(
-        ("— max_abs", "— rmse", "▲ jump over 3x", "◆ falls back", "● first non-exact")
+    entries = [*LEGEND, *([("bold: residual stream", "#57606a")] if _is_long(report) else [])]
+    legend = " ".join(
+        f'<tspan dx="8" fill="{colour}">{escape(text)}</tspan>' for text, colour in entries
     )
-    yield f'<text x="{LEFT}" y="36" fill="#57606a">{legend}</text>'
+    yield f'<text x="{LEFT - 8}" y="36">{legend}</text>'
     for exponent in range(low, high + 1):
         at = y(10.0**exponent)
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#eee"/>'
@@ -61,28 +80,45 @@ def _frame(report: Report, low: int, high: int, y: Callable[[float], float]) -> 
 
 
 def _layers(rows: tuple[Row, ...], x: Callable[[int], float]) -> Iterable[str]:
-    before: tuple[int, int | None] | None = None
-    shade = False
-    start = 0
-    for row in (*rows, None):
-        here = None if row is None else (row.segment, row.layer)
-        if before is not None and here != before:
-            end = len(rows) - 1 if row is None else row.stop
-            if shade:
-                yield (
-                    f'<rect x="{x(start):.1f}" y="{TOP}" width="{x(end) - x(start):.1f}" '
-                    f'height="{HEIGHT - TOP - BOTTOM}" fill="#f6f8fa"/>'
-                )
-            if before[1] is not None and len(rows) < 4000:
-                yield (
-                    f'<text x="{(x(start) + x(end)) / 2:.1f}" y="{HEIGHT - BOTTOM + 14}" '
-                    f'text-anchor="middle" fill="#8b949e" font-size="9">{before[1]}</text>'
-                )
-            shade, start = not shade, end
-        before = here
-    yield (
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle" fill="#57606a">'
-        "stop in execution order, by layer</text>"
+    """Shade every other layer, and say where each forward begins and each layer is."""
+    runs: list[tuple[Row, int]] = []
+    for row in rows:
+        if not runs or (runs[-1][0].segment, runs[-1][0].layer) != (row.segment, row.layer):
+            runs.append((row, row.stop))
+    ends = [start for _, start in runs[1:]] + [len(rows) - 1]
+    wide = len(rows) < 8 * LONG
+    for index, ((row, start), end) in enumerate(zip(runs, ends, strict=True)):
+        if index % 2:
+            yield (
+                f'<rect x="{x(start):.1f}" y="{TOP}" width="{x(end) - x(start):.1f}" '
+                f'height="{HEIGHT - TOP - BOTTOM}" fill="#f6f8fa"/>'
+            )
+        if row.layer is not None and wide:
+            yield _label((x(start) + x(end)) / 2, HEIGHT - BOTTOM + 14, str(row.layer), 9)
+    yield from _forwards(rows, x)
+    yield _label((LEFT + WIDTH) / 2, HEIGHT - 8, "stop in execution order, by forward and layer")
+
+
+def _forwards(rows: tuple[Row, ...], x: Callable[[int], float]) -> Iterable[str]:
+    starts: dict[int, Row] = {}
+    for row in rows:
+        starts.setdefault(row.segment, row)
+    if len(starts) < 2:
+        return
+    for segment, row in starts.items():
+        at = x(row.stop)
+        yield (
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM + 18}" '
+            'stroke="#afb8c1"/>'
+        )
+        text = f"{row.phase} {segment}"
+        yield _label(at + 4, HEIGHT - BOTTOM + 26, text, 9, "start")
+
+
+def _label(at: float, top: float, text: str, size: int = 11, anchor: str = "middle") -> str:
+    return (
+        f'<text x="{at:.1f}" y="{top:g}" text-anchor="{anchor}" fill="#57606a" '
+        f'font-size="{size}">{text}</text>'
     )
 
 
@@ -110,29 +146,37 @@ def _curve(
     metric: str,
     x: Callable[[int], float],
     y: Callable[[float], float],
+    opacity: float = 1.0,
 ) -> Iterable[str]:
-    points = [
-        f"{x(row.stop):.1f},{y(value):.1f}"
-        for row in rows
-        if (value := _value(row, metric)) is not None
-    ]
-    yield (
-        f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLOURS[metric]}" '
-        'stroke-width="1.2"/>'
-    )
+    runs: list[list[str]] = [[]]
+    before: Row | None = None
+    for row in rows:
+        value = _value(row, metric)
+        if value is None or (before is not None and before.segment != row.segment):
+            runs.append([])
+        if value is not None:
+            runs[-1].append(f"{x(row.stop):.1f},{y(value):.1f}")
+        before = row
+    for points in filter(None, runs):
+        yield (
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLOURS[metric]}" '
+            f'stroke-width="1.2" stroke-opacity="{opacity:g}" stroke-linecap="round"/>'
+        )
 
 
 def _marks(report: Report, x: Callable[[int], float], y: Callable[[float], float]) -> Iterable[str]:
     by_stop = {row.stop: row for row in report.rows}
     shown = next((curve for curve in report.curves if curve.metric == "max_abs"), None)
+    size = 1.5 if _is_long(report) else 4.0
     for stop in shown.jumps if shown else ():
         value = _value(by_stop[stop], "max_abs") or EXACT
         at, top = x(stop), y(value)
         yield (
-            f'<path d="M{at:.1f} {top - 8:.1f} l4 7 h-8 z" fill="#8250df">'
+            f'<path d="M{at:.1f} {top - 2 * size:.1f} l{size:g} {1.75 * size:g} h{-2 * size:g} z" '
+            f'fill="#8250df">'
             f"<title>{escape(by_stop[stop].checkpoint_id)}</title></path>"
         )
-    if len(report.rows) < 400:
+    if not _is_long(report):
         for stop in shown.monotonicity_breaks if shown else ():
             value = _value(by_stop[stop], "max_abs") or EXACT
             yield (
@@ -164,5 +208,6 @@ def _pin(row: Row, colour: str, x: Callable[[int], float], what: str) -> Iterabl
 
 
 def _value(row: Row, metric: str) -> float | None:
+    """Return the error that is drawn; None where there is none, or it is zero."""
     value: float | None = getattr(row.metrics, metric) if row.metrics is not None else None
-    return value
+    return value or None

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.runtime.records import digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.numerical_report import Conservation
 from cke.schemas.trace import Record
 from cke.xray.budget import UNIT_ROUNDOFF
+from cke.xray.metrics import mask_of
+from cke.xray.streams import TILE, TensorStream, opened
+from cke.xray.tiles import Tile, tiles
 from cke.xray.validity import valid_elements
 
 ATTENTION_SUMS = ("post_attention_norm_output", "attention.attention_output_projection")
@@ -51,26 +53,38 @@ def _residual(
     )
     if start is None or part is None:
         return
-    whole = _values(side, total)
-    error = np.abs(_values(side, start) + _values(side, part) - whole)
+    if {(r.axes, r.shape) for r in (start, part)} != {(total.axes, total.shape)}:
+        return
     mask = valid_elements(total, side.trace.body.segments[total.segment])
-    if mask is not None:
-        error = np.where(mask, error, 0.0)
-    limit = 2 * UNIT_ROUNDOFF[total.dtype] * float(np.abs(whole).max(initial=0.0))
-    yield _result("residual", total, float(error.max(initial=0.0)), limit)
+    largest = worst = 0.0
+    with opened(side, total, start, part) as streams:
+        for tile in tiles(total.shape, TILE):
+            whole, came, added = (_flat(stream, tile) for stream in streams)
+            error = np.abs(came + added - whole)
+            kept = mask_of(mask, tile)
+            error = error if kept is None else np.where(kept, error, 0.0)
+            worst = max(worst, float(error.max(initial=0.0)))
+            largest = max(largest, float(np.abs(whole).max(initial=0.0)))
+    yield _result("residual", total, worst, 2 * UNIT_ROUNDOFF[total.dtype] * largest)
 
 
 def _probabilities(side: TraceFolder, record: Record, segment: int) -> Conservation:
-    values = _values(side, record)
+    """Sum each row over its keys; a row without a valid key has no sum."""
     mask = valid_elements(record, side.trace.body.segments[segment])
-    if mask is not None:
-        values = np.where(mask, values, 0.0)
     at = record.axes.index("S")
-    sums = values.sum(axis=at)
-    rows = np.ones_like(sums, bool) if mask is None else np.broadcast_to(mask.any(at), sums.shape)
-    error = float(np.abs(sums - 1)[rows].max(initial=0.0))
+    worst = 0.0
+    with opened(side, record) as (stream,):
+        for tile in tiles(record.shape, TILE, whole=at):
+            values = stream.tile(tile).astype(np.float64)
+            kept = mask_of(mask, tile)
+            if kept is not None:
+                valid = kept.reshape(values.shape)
+                sums = np.where(valid, values, 0.0).sum(axis=at)[valid.any(at)]
+            else:
+                sums = values.sum(axis=at)
+            worst = max(worst, float(np.abs(sums - 1).max(initial=0.0)))
     limit = UNIT_ROUNDOFF[record.dtype] * max(8, record.shape[at])
-    return _result("probabilities sum to one", record, error, limit)
+    return _result("probabilities sum to one", record, worst, limit)
 
 
 def _result(check: str, record: Record, error: float, limit: float) -> Conservation:
@@ -85,8 +99,8 @@ def _result(check: str, record: Record, error: float, limit: float) -> Conservat
     )
 
 
-def _values(side: TraceFolder, record: Record) -> NDArray[np.float64]:
-    return np.asarray(side.array(record, digest), np.float64)
+def _flat(stream: TensorStream, tile: Tile) -> NDArray[np.float64]:
+    return stream.tile(tile).astype(np.float64).reshape(-1)
 
 
 def _name(record: Record) -> str:

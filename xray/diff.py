@@ -1,7 +1,7 @@
 """Compare two traces checkpoint by checkpoint, in graph order, and mark the drift curve.
 
 Goal: the table that every diagnosis starts from. Non-goal: a diagnosis. One pair of tensors is
-open at a time, so memory does not grow with the traces.
+open at a time and read in tiles, so memory grows neither with the traces nor with a tensor.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.runtime.records import digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.numerical_report import (
     Conservation,
@@ -28,12 +27,14 @@ from cke.schemas.numerical_report import (
 from cke.schemas.trace import Record
 from cke.xray.budget import forward_error
 from cke.xray.conservation import check_conservation
-from cke.xray.metrics import compare
+from cke.xray.metrics import Block, compare_blocks, mask_of
+from cke.xray.streams import TILE, TensorStream, opened
+from cke.xray.tiles import flat_start, tiles
 from cke.xray.validity import valid_elements
 
 JUMP = 3.0
+NEVER_SUMMED = ("B", "T", "V")
 Key = tuple[int, str, str | None]
-Array = NDArray[np.generic]
 Pair = tuple[Record | None, Record | None]
 Progress = Callable[[int, int], None]
 
@@ -47,10 +48,11 @@ def diff_traces(
     """
     pairs = _pairs(subject, oracle)
     rows: list[Row] = []
-    depth = 0
+    depth, longest = 0, 1
     for stop, pair in enumerate(pairs):
         depth = _depth(pair, depth)
-        rows.append(_row(stop, pair, depth, subject, oracle))
+        rows.append(_row(stop, pair, (depth, longest), subject, oracle))
+        longest = _longest(pair, longest)
         progress(stop + 1, len(pairs))
     rankings = tuple(_rankings(subject, oracle))
     flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
@@ -107,7 +109,17 @@ def _depth(pair: Pair, before: int) -> int:
     return 0 if shown.checkpoint_id == "embedding" else before
 
 
-def _row(stop: int, pair: Pair, depth: int, subject: TraceFolder, oracle: TraceFolder) -> Row:
+def _longest(pair: Pair, before: int) -> int:
+    """Return the longest sum of what follows a stop: over a width, or over keys."""
+    shown = pair[0] or pair[1]
+    assert shown is not None, "a pair has a side"
+    sizes = zip(shown.axes, shown.shape, strict=True)
+    return max([before, *(size for axis, size in sizes if axis not in NEVER_SUMMED)])
+
+
+def _row(
+    stop: int, pair: Pair, passed: tuple[int, int], subject: TraceFolder, oracle: TraceFolder
+) -> Row:
     mine, theirs = pair
     shown = mine or theirs
     assert shown is not None, "a pair has a side"
@@ -120,7 +132,7 @@ def _row(stop: int, pair: Pair, depth: int, subject: TraceFolder, oracle: TraceF
         status = "layout"
         if detail is None:
             metrics = measure(mine, theirs, subject, oracle)
-            gate = gate_of(mine, theirs, metrics, depth)
+            gate = gate_of(mine, theirs, metrics, *passed)
             status = status_of(metrics, gate)
     return Row(
         stop=stop,
@@ -153,22 +165,38 @@ def layout_fault(mine: Record, theirs: Record) -> str | None:
 
 
 def measure(mine: Record, theirs: Record, subject: TraceFolder, oracle: TraceFolder) -> Metrics:
-    """Return the metrics of two records; the oracle's axes are put in the subject's order."""
-    left = subject.array(mine, digest)
-    right = oracle.array(theirs, digest)
-    if theirs.axes != mine.axes:
-        right = right.transpose([theirs.axes.index(name) for name in mine.axes])
+    """Return the metrics of two records, read tile by tile.
+
+    The oracle's axes are put in the subject's order.
+    """
     segment = subject.trace.body.segments[mine.segment]
-    return compare(left, np.ascontiguousarray(right), mine.axes, valid_elements(mine, segment))
+    valid = valid_elements(mine, segment)
+    with opened(subject, mine) as (left,), opened(oracle, theirs) as (right,):
+        return compare_blocks(_blocks(left, right, valid), mine.shape, mine.axes)
 
 
-def gate_of(mine: Record, theirs: Record, metrics: Metrics, depth: int) -> Gate:
-    """Return the budget of a row from dtypes, reduction length and depth."""
-    longest = max(mine.shape, default=1)
+def _blocks(
+    left: TensorStream, right: TensorStream, valid: NDArray[np.bool_] | None
+) -> Iterable[Block]:
+    mine, theirs = left.record, right.record
+    order = tuple(theirs.axes.index(name) for name in mine.axes)
+    straight = order == tuple(range(len(order)))
+    for tile in tiles(mine.shape, TILE):
+        yield Block(
+            flat_start(tile, mine.shape),
+            left.tile(tile).reshape(-1),
+            (right.tile(tile) if straight else right.transposed(tile, order)).reshape(-1),
+            mask_of(valid, tile),
+        )
+
+
+def gate_of(mine: Record, theirs: Record, metrics: Metrics, depth: int, longest: int) -> Gate:
+    """Return the budget of a row from dtypes, the layers passed and the longest sum so far."""
     rms = None
     if metrics.rmse is not None and metrics.relative_rmse:
         rms = metrics.rmse / metrics.relative_rmse
-    return forward_error((mine.dtype, theirs.dtype), longest, depth, rms)
+    dtypes = (mine.dtype, theirs.dtype)
+    return forward_error(dtypes, longest, depth, rms, metrics.oracle_max_abs)
 
 
 def status_of(metrics: Metrics, gate: Gate) -> RowStatus:
@@ -187,7 +215,12 @@ def status_of(metrics: Metrics, gate: Gate) -> RowStatus:
 
 
 def _exact(row: Row) -> bool:
-    return row.metrics is not None and row.metrics.byte_exact
+    """Return whether the bytes are equal; between two dtypes, whether every value is."""
+    if row.metrics is None:
+        return False
+    return row.metrics.byte_exact or (
+        row.subject_dtype != row.oracle_dtype and row.status == "exact"
+    )
 
 
 def _prefix(rows: list[Row]) -> int:
@@ -221,8 +254,7 @@ def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
         other = theirs.get(_key(record))
         if record.checkpoint_id != "logits" or other is None or record.shape != other.shape:
             continue
-        left = np.asarray(subject.array(record, digest), np.float64).argmax(-1)
-        right = np.asarray(oracle.array(other, digest), np.float64).argmax(-1)
+        left, right = _first(subject, record), _first(oracle, other)
         segment = subject.trace.body.segments[record.segment]
         valid = np.array(segment.positions) >= 0
         flips = tuple((int(b), int(t)) for b, t in np.argwhere((left != right) & valid))
@@ -233,6 +265,15 @@ def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
             agreeing=int(valid.sum()) - len(flips),
             flips=flips,
         )
+
+
+def _first(side: TraceFolder, record: Record) -> NDArray[np.int64]:
+    """Return int[B, T]: the index of the largest logit."""
+    result = np.zeros(record.shape[:-1], np.int64)
+    with opened(side, record) as (stream,):
+        for tile in tiles(record.shape, TILE, whole=len(record.shape) - 1):
+            result[tile[:-1]] = stream.tile(tile).astype(np.float64).argmax(-1)
+    return result
 
 
 def _verdict(rows: list[Row], rankings: tuple[Ranking, ...]) -> tuple[Verdict | None, Any]:

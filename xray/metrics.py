@@ -4,16 +4,27 @@ Arrays are compared in float64, in blocks, so that memory stays bounded by the b
 be a number is stated: a zero-norm side has no cosine, a non-finite pair has no error.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cke.schemas.numerical_report import Metrics, Worst
 from cke.schemas.reading import stated
+from cke.xray.tiles import flat_start, tile_shape, tiles
 
-BLOCK = 1 << 20
 Array = NDArray[np.generic]
+TILE = 1 << 18
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A run of elements of both sides: `start` is its flat index, `valid` leaves some out."""
+
+    start: int
+    subject: Array
+    oracle: Array
+    valid: NDArray[np.bool_] | None = None
 
 
 class _Sums:
@@ -27,11 +38,21 @@ class _Sums:
         self.max_abs = -1.0
         self.oracle_max = 0.0
         self.max_ulp: int | None = 0
+        self.byte_exact = True
         self.worst_index = -1
+        self.worst = (0.0, 0.0)
 
-    def add(self, start: int, subject: Array, oracle: Array) -> None:
-        left = subject.astype(np.float64)
-        right = oracle.astype(np.float64)
+    def add(self, block: Block) -> None:
+        """Count one block in; equal bytes need no difference."""
+        index = None if block.valid is None else np.flatnonzero(block.valid)
+        subject, oracle = block.subject, block.oracle
+        if index is not None:
+            subject, oracle = subject[index], oracle[index]
+        equal = subject.dtype == oracle.dtype and subject.tobytes() == oracle.tobytes()
+        self.byte_exact = self.byte_exact and equal
+        if equal and self._same(block.start, subject, index):
+            return
+        left, right = subject.astype(np.float64), oracle.astype(np.float64)
         good_left, good_right = np.isfinite(left), np.isfinite(right)
         both = good_left & good_right
         same = (left == right) | (np.isnan(left) & np.isnan(right))
@@ -39,18 +60,41 @@ class _Sums:
         self.exact += int(same.sum())
         self.subject_bad += int((~good_left).sum())
         self.oracle_bad += int((~good_right).sum())
-        self.mismatched += int((~both & ~same).sum())
-        self._errors(start, np.where(both, left, 0.0), np.where(both, right, 0.0), ~both & ~same)
+        bad = ~both & ~same
+        self.mismatched += int(bad.sum())
+        self._errors(block.start, index, left, right, both, bad)
         self.pairs += int(both.sum())
         self.max_ulp = _max_ulp(self.max_ulp, subject, oracle, both)
+
+    def _same(self, start: int, values: Array, index: NDArray[np.int64] | None) -> bool:
+        """Count a block of equal bytes in; False when it is not finite."""
+        wide = values.astype(np.float64)
+        square = float(np.dot(wide, wide))
+        if not np.isfinite(square):
+            return False
+        self.total += wide.size
+        self.exact += wide.size
+        self.pairs += wide.size
+        self.dot += square
+        self.subject_square += square
+        self.oracle_square += square
+        self.oracle_max = max(self.oracle_max, float(np.abs(wide).max(initial=0.0)))
+        if values.dtype.kind in "iub" or values.dtype.itemsize == 8:
+            self.max_ulp = None
+        if self.max_abs < 0 and wide.size:
+            self._place(start, index, 0, 0.0, float(wide[0]), float(wide[0]))
+        return True
 
     def _errors(
         self,
         start: int,
-        left: NDArray[np.float64],
-        right: NDArray[np.float64],
+        index: NDArray[np.int64] | None,
+        raw_left: NDArray[np.float64],
+        raw_right: NDArray[np.float64],
+        both: NDArray[np.bool_],
         bad: NDArray[np.bool_],
     ) -> None:
+        left, right = np.where(both, raw_left, 0.0), np.where(both, raw_right, 0.0)
         error = np.abs(left - right)
         self.dot += float(np.dot(left, right))
         self.subject_square += float(np.dot(left, left))
@@ -58,11 +102,27 @@ class _Sums:
         self.error_square += float(np.dot(error, error))
         self.error_sum += float(error.sum())
         self.oracle_max = max(self.oracle_max, float(np.abs(right).max(initial=0.0)))
+        if error.size == 0:
+            return
         ranked = np.where(bad, np.inf, error)
-        index = int(np.argmax(ranked))
-        if ranked[index] > self.max_abs:
-            self.max_abs = float(ranked[index])
-            self.worst_index = start + index
+        at = int(np.argmax(ranked))
+        if ranked[at] > self.max_abs:
+            self._place(
+                start, index, at, float(ranked[at]), float(raw_left[at]), float(raw_right[at])
+            )
+
+    def _place(
+        self,
+        start: int,
+        index: NDArray[np.int64] | None,
+        at: int,
+        error: float,
+        subject: float,
+        oracle: float,
+    ) -> None:
+        self.max_abs = error
+        self.worst_index = start + (at if index is None else int(index[at]))
+        self.worst = (subject, oracle)
 
 
 def compare(
@@ -76,45 +136,42 @@ def compare(
     Shapes and axes were checked before: a mismatch is an assertion, not a result.
     """
     assert subject.shape == oracle.shape, "metadata was not checked before numbers"
-    sums = _Sums()
-    index: NDArray[np.int64] | None = None
-    if valid is not None and not valid.all():
-        index = np.flatnonzero(np.broadcast_to(valid, subject.shape))
-    flat = (subject.reshape(-1), oracle.reshape(-1))
-    if index is not None:
-        flat = (flat[0][index], flat[1][index])
-    for start, left, right in _blocks(*flat):
-        sums.add(start, left, right)
-    position = sums.worst_index
-    if index is not None and position >= 0:
-        position = int(index[position])
-    byte_exact = sums.exact == sums.total and _equal_bits(*flat)
-    return _metrics(sums, subject, oracle, axes, position, byte_exact)
+    return compare_blocks(_blocks(subject, oracle, valid), subject.shape, axes)
 
 
-def _blocks(left: Array, right: Array) -> Iterator[tuple[int, Array, Array]]:
-    for start in range(0, left.size, BLOCK):
-        yield start, left[start : start + BLOCK], right[start : start + BLOCK]
-
-
-def _equal_bits(left: Array, right: Array) -> bool:
-    if left.dtype != right.dtype:
-        return False
-    unsigned = np.dtype(f"u{left.dtype.itemsize}")
-    return all(
-        bool(np.array_equal(a.view(unsigned), b.view(unsigned)))
-        for _, a, b in _blocks(np.ascontiguousarray(left), np.ascontiguousarray(right))
-    )
-
-
-def _metrics(
-    sums: _Sums,
-    subject: Array,
-    oracle: Array,
-    axes: tuple[str, ...],
-    position: int,
-    byte_exact: bool,
+def compare_blocks(
+    blocks: Iterable[Block], shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> Metrics:
+    """Return the metrics of two tensors of `shape` that come block by block, in order."""
+    sums = _Sums()
+    for block in blocks:
+        sums.add(block)
+    return _metrics(sums, shape, axes)
+
+
+def _blocks(left: Array, right: Array, valid: NDArray[np.bool_] | None) -> Iterator[Block]:
+    mask = None if valid is None or valid.all() else np.broadcast_to(valid, left.shape)
+    for tile in tiles(left.shape, TILE):
+        yield Block(
+            flat_start(tile, left.shape),
+            np.asarray(left[tile]).reshape(-1),
+            np.asarray(right[tile]).reshape(-1),
+            None if mask is None else mask[tile].reshape(-1),
+        )
+
+
+def mask_of(valid: NDArray[np.bool_] | None, tile: tuple[slice, ...]) -> NDArray[np.bool_] | None:
+    """Return the flat part of a broadcastable mask over a tile; None when all of it counts."""
+    if valid is None:
+        return None
+    own = tuple(
+        slice(0, 1) if size == 1 else part for part, size in zip(tile, valid.shape, strict=True)
+    )
+    part = np.broadcast_to(valid[own], tile_shape(tile)).reshape(-1)
+    return None if part.all() else part
+
+
+def _metrics(sums: _Sums, shape: tuple[int, ...], axes: tuple[str, ...]) -> Metrics:
     undefined: dict[str, str] = {}
     pairs = sums.pairs
     norms = np.sqrt(sums.subject_square) * np.sqrt(sums.oracle_square)
@@ -133,7 +190,7 @@ def _metrics(
         total_elements=sums.total,
         exact_elements=sums.exact,
         exact_ratio=sums.exact / sums.total if sums.total else 1.0,
-        byte_exact=byte_exact,
+        byte_exact=sums.byte_exact,
         finite=finite,
         subject_nonfinite=sums.subject_bad,
         oracle_nonfinite=sums.oracle_bad,
@@ -145,19 +202,19 @@ def _metrics(
         max_abs=None if sums.mismatched or sums.max_abs < 0 else sums.max_abs,
         oracle_max_abs=sums.oracle_max if pairs else None,
         max_ulp=sums.max_ulp,
-        worst=_worst(subject, oracle, axes, position),
+        worst=_worst(sums, shape, axes),
         undefined=undefined,
     )
 
 
-def _worst(subject: Array, oracle: Array, axes: tuple[str, ...], position: int) -> Worst | None:
-    if position < 0:
+def _worst(sums: _Sums, shape: tuple[int, ...], axes: tuple[str, ...]) -> Worst | None:
+    if sums.worst_index < 0:
         return None
-    coordinate = np.unravel_index(position, subject.shape)
+    coordinate = np.unravel_index(sums.worst_index, shape)
     return Worst(
         coordinate={name: int(i) for name, i in zip(axes, coordinate, strict=True)},
-        subject=stated(float(subject[coordinate])),
-        oracle=stated(float(oracle[coordinate])),
+        subject=stated(sums.worst[0]),
+        oracle=stated(sums.worst[1]),
     )
 
 
