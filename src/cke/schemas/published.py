@@ -18,7 +18,10 @@ from cke.schemas.attention_packet import (
     RunEvidence,
     Snapshot,
 )
+from cke.schemas.decode_trace import DecodeTrace
+from cke.schemas.layer_trace import LayerTrace
 from cke.schemas.manifest import Manifest
+from cke.schemas.run_report import PrefixBinding, RunReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.checkpoint_manifest.v1": Manifest,
@@ -28,6 +31,10 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "darkbloom.attention-analysis.v1": Analysis,
     "darkbloom.attention-metadata.v1": Snapshot,
     "darkbloom.attention-packet.v1": Packet,
+    "lis.execution_artifact.v1.decode_trace": DecodeTrace,
+    "lis.execution_artifact.v1.layer_trace": LayerTrace,
+    "lis.execution_artifact.v1.run_report": RunReport,
+    "lis.forced_prefix_binding.v1": PrefixBinding,
 }
 
 

@@ -1,0 +1,97 @@
+"""Writers: whole files or none, and identity that must be there."""
+
+import os
+import re
+
+import msgspec
+import pytest
+
+from cke.artifacts.execute import execute
+from cke.artifacts.fingerprints import Hasher
+from cke.artifacts.refusal import ArtifactError
+from cke.artifacts.seeded import SeededEngine
+from cke.artifacts.writing import encode, new_artifact_set_id, write_artifact, write_companion
+from tests.artifacts.documents import PLAIN, run
+
+EMPTY = Hasher().fingerprint()
+
+
+@pytest.mark.contract("LIS-55", "LIS-4", "LIS-5", "LIS-6", "LIS-7", "LIS-9")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"binary": EMPTY}, "the binary identity could not be captured"),
+        ({"model": EMPTY}, "the model identity could not be captured"),
+        ({"config": EMPTY}, "the config identity could not be captured"),
+        ({"backend": ""}, "the backend name could not be captured"),
+        ({"family": ""}, "the family name could not be captured"),
+        ({"input_mode": "vocab_prompt"}, "the tokenizer identity could not be captured"),
+    ],
+)
+def test_identity_that_is_missing_gives_no_report(change, text):
+    engine = SeededEngine()
+    engine.facts = msgspec.structs.replace(engine.facts, **change)
+    with pytest.raises(ArtifactError) as caught:
+        execute(engine, PLAIN)
+    assert str(caught.value) == f"lis: artifact error: {text}"
+    assert caught.value.diagnostics[0].code == "CKE861"
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.contract("LIS-56", "LIS-81", "LIS-103")
+@pytest.mark.parametrize("name", ["report", "trace"])
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [("", "it is a folder"), ("none/a.json", "its folder is not there")],
+)
+def test_target_that_cannot_be_a_file_is_refused(name, target, text, tmp_path):
+    with pytest.raises(ArtifactError, match=text):
+        write_artifact(getattr(run(PLAIN), name), tmp_path / target)
+
+
+@pytest.mark.contract("LIS-82", "LIS-56", "LIS-103")
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_failure_while_writing_is_reported_and_the_old_file_stays(call, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(ArtifactError, match=r"`report\.json` cannot be written: No space left"):
+        write_artifact(run(PLAIN).report, target)
+    assert target.read_text() == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.contract("LIS-88")
+def test_set_id_comes_from_the_system_and_its_failure_ends_the_run(monkeypatch):
+    assert new_artifact_set_id() != new_artifact_set_id()
+
+    def fail(size):
+        raise NotImplementedError("no entropy")
+
+    monkeypatch.setattr("secrets.token_bytes", fail)
+    with pytest.raises(ArtifactError, match="no randomness for artifact_set_id"):
+        execute(SeededEngine(), PLAIN)
+
+
+@pytest.mark.contract("LIS-54", "LIS-55")
+def test_companion_of_a_report_that_is_not_whole_is_not_written(tmp_path):
+    report = run(PLAIN).report
+    model = msgspec.structs.replace(report.manifest.model, family="**bold** [x](y)")
+    broken = msgspec.structs.replace(
+        report, manifest=msgspec.structs.replace(report.manifest, model=model)
+    )
+    with pytest.raises(ArtifactError, match="the run_report is not whole"):
+        write_companion(broken, tmp_path / "r.md")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_written_as_nine_digits_and_summaries_as_six():
+    text = encode(run().layers).decode()
+    digits = [
+        len(found.replace(".", "").lstrip("0"))
+        for found in re.findall(r'"(?:min|max|mean|l2)": -?([0-9.]+)', text)
+    ]
+    assert max(digits) == 6
