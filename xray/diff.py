@@ -130,7 +130,9 @@ def _row(
     if mine is not None and theirs is not None:
         detail = layout_fault(mine, theirs)
         status = "layout"
-        if detail is None:
+        if detail is None and None in (mine.tensor_path, theirs.tensor_path):
+            status, detail = "summary", summaries(mine, theirs)
+        elif detail is None:
             metrics = measure(mine, theirs, subject, oracle)
             gate = gate_of(mine, theirs, metrics, *passed)
             status = status_of(metrics, gate)
@@ -162,6 +164,17 @@ def layout_fault(mine: Record, theirs: Record) -> str | None:
     if sizes != mine.shape:
         return f"shape {list(mine.shape)} and {list(sizes)} over {list(mine.axes)}"
     return None
+
+
+def summaries(mine: Record, theirs: Record) -> str:
+    """Return both summaries side by side, where a side keeps no values to compare."""
+    fields = ("min", "max", "mean", "l2")
+    pairs = ((name, getattr(mine.summary, name), getattr(theirs.summary, name)) for name in fields)
+    return ", ".join(f"{name} {_shown(left)} and {_shown(right)}" for name, left, right in pairs)
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.5g}"
 
 
 def measure(mine: Record, theirs: Record, subject: TraceFolder, oracle: TraceFolder) -> Metrics:
@@ -254,6 +267,8 @@ def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
         other = theirs.get(_key(record))
         if record.checkpoint_id != "logits" or other is None or record.shape != other.shape:
             continue
+        if None in (record.tensor_path, other.tensor_path):
+            continue
         left, right = _first(subject, record), _first(oracle, other)
         segment = subject.trace.body.segments[record.segment]
         valid = np.array(segment.positions) >= 0
@@ -317,7 +332,7 @@ def _identity(side: TraceFolder) -> dict[str, Any]:
 def _coverage(rows: list[Row], subject: TraceFolder, oracle: TraceFolder) -> Coverage:
     compared = {(r.segment, r.checkpoint_id, r.role) for r in rows if r.metrics is not None}
     missing = dict.fromkeys(
-        row.checkpoint_id for row in rows if row.status in ("subject_only", "layout")
+        row.checkpoint_id for row in rows if row.status in ("subject_only", "layout", "summary")
     )
     return Coverage(
         compared=len(compared),

@@ -48,7 +48,7 @@ class _Sums:
         subject, oracle = block.subject, block.oracle
         if index is not None:
             subject, oracle = subject[index], oracle[index]
-        equal = subject.dtype == oracle.dtype and subject.tobytes() == oracle.tobytes()
+        equal = _equal_bits(subject, oracle)
         self.byte_exact = self.byte_exact and equal
         if equal and self._same(block.start, subject, index):
             return
@@ -68,6 +68,8 @@ class _Sums:
 
     def _same(self, start: int, values: Array, index: NDArray[np.int64] | None) -> bool:
         """Count a block of equal bytes in; False when it is not finite."""
+        if values.size == 0:
+            return True
         wide = values.astype(np.float64)
         square = float(np.dot(wide, wide))
         if not np.isfinite(square):
@@ -78,10 +80,10 @@ class _Sums:
         self.dot += square
         self.subject_square += square
         self.oracle_square += square
-        self.oracle_max = max(self.oracle_max, float(np.abs(wide).max(initial=0.0)))
+        self.oracle_max = max(self.oracle_max, float(wide.max()), -float(wide.min()))
         if values.dtype.kind in "iub" or values.dtype.itemsize == 8:
             self.max_ulp = None
-        if self.max_abs < 0 and wide.size:
+        if self.max_abs < 0:
             self._place(start, index, 0, 0.0, float(wide[0]), float(wide[0]))
         return True
 
@@ -169,6 +171,13 @@ def mask_of(valid: NDArray[np.bool_] | None, tile: tuple[slice, ...]) -> NDArray
     )
     part = np.broadcast_to(valid[own], tile_shape(tile)).reshape(-1)
     return None if part.all() else part
+
+
+def _equal_bits(left: Array, right: Array) -> bool:
+    if left.dtype != right.dtype:
+        return False
+    unsigned = np.dtype(f"u{left.dtype.itemsize}")
+    return bool(np.array_equal(left.view(unsigned), right.view(unsigned)))
 
 
 def _metrics(sums: _Sums, shape: tuple[int, ...], axes: tuple[str, ...]) -> Metrics:

@@ -7,7 +7,9 @@ from cke.schemas.ir import Node, Value
 SCHEMA = "cke.xray_numerical_report"
 VERSION = 1
 
-RowStatus = Literal["exact", "within", "over", "nonfinite", "subject_only", "oracle_only", "layout"]
+RowStatus = Literal[
+    "exact", "within", "over", "nonfinite", "subject_only", "oracle_only", "layout", "summary"
+]
 Verdict = Literal["pass_within_gate", "cosmetic_drift", "behavioral_divergence"]
 
 

@@ -98,6 +98,7 @@ class Producer(Node, frozen=True):
     """Who computed: `facts` are measured on the loaded model, never copied from the other side.
 
     `weight_dtypes` counts the loaded tensors by dtype; `settings` holds what can change a bit.
+    `declared` names what a user stated and nothing measured, as for a dump made elsewhere.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Producer(Node, frozen=True):
     weight_dtypes: dict[str, int]
     settings: dict[str, Value]
     facts: dict[str, Value]
+    declared: tuple[str, ...] = ()
 
 
 class Identity(Node, frozen=True):
