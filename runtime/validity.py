@@ -1,0 +1,40 @@
+"""Which elements of a capture a run computed: no padding rows, no empty cache rows.
+
+A key is valid when it is cached and, for scores and probabilities, not after the query.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.schemas.trace import Segment
+
+Mask = NDArray[np.bool_]
+
+
+def valid_mask(axes: tuple[str, ...], shape: tuple[int, ...], segment: Segment) -> Mask | None:
+    """Return a mask that broadcasts to `shape`, or None when every element counts."""
+    positions = np.array(segment.positions)
+    mask = np.ones((1,) * len(axes), bool)
+    if "B" not in axes:
+        return None
+    if "T" in axes and (positions < 0).any():
+        mask = mask & _along(positions >= 0, axes, shape, "B", "T")
+    if "S" not in axes:
+        return None if mask.all() else mask
+    counts = np.array(segment.cache_token_count)
+    keys = np.arange(shape[axes.index("S")])
+    cached = keys[None, :] < counts[:, None]
+    mask = mask & _along(cached, axes, shape, "B", "S")
+    if "T" in axes:
+        rows = np.array(segment.append_index)[:, None] + np.cumsum(positions >= 0, axis=1) - 1
+        seen = keys[None, None, :] <= rows[:, :, None]
+        mask = mask & _along(seen, axes, shape, "B", "T", "S")
+    return mask
+
+
+def _along(values: Mask, axes: tuple[str, ...], shape: tuple[int, ...], *names: str) -> Mask:
+    target = [1] * len(axes)
+    for name in names:
+        target[axes.index(name)] = shape[axes.index(name)]
+    order = sorted(range(len(names)), key=lambda i: axes.index(names[i]))
+    return values.transpose(order).reshape(target)
