@@ -2,53 +2,31 @@
 
 Control A and control B are two uncaptured runs; the aggregate run captures every wanted edge. All
 output logits and the final state are compared bit by bit, with no tolerance (XRAY-22, XRAY-43).
-When the aggregate differs, each boundary is captured alone; what still differs is rejected.
+When the aggregate differs, it is set aside and each boundary is captured alone; what still differs
+is rejected. Runs are compared under equal conditions only: the same kernels, threads and options.
 """
 
-import difflib
-import platform
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+import hashlib
+from collections.abc import Callable
 
 import jax
 import msgspec
 import numpy as np
-from jax import Array
-from numpy.typing import NDArray
 
-from cke.errors import CkeError, Diagnostic, Note
+from cke.runtime.collect import Collector, Sink
 from cke.runtime.drivers import XLA_OPTIONS, Driver
+from cke.runtime.edges import Edges, capture_patterns
+from cke.runtime.loaded_kernels import call_contracts
 from cke.runtime.package import Package
-from cke.runtime.records import join_id, record_of
-from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
+from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.runtime.session import Session
-from cke.schemas.manifest import CheckpointBinding
-from cke.schemas.reading import canonical_sha256
-from cke.schemas.trace import (
-    Body,
-    CacheLayout,
-    Identity,
-    KernelBatch,
-    Neutrality,
-    Producer,
-    Record,
-    Segment,
-)
+from cke.runtime.trace_body import subject_body, threads
+from cke.schemas.trace import Body, Identity, Neutrality, Segment
 
-Host = NDArray[np.generic]
-Outputs = list[Host]
+Outputs = dict[str, str]
+"""Each output of a run by name, as the digest of its dtype, shape and bytes."""
 
-
-class Sink(Protocol):
-    """Takes captures one at a time."""
-
-    def add(self, record: Record, array: Host) -> None:
-        """Keep one capture."""
-        ...
-
-    def reset(self) -> None:
-        """Drop every capture."""
-        ...
+SHOWN = 16
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -63,59 +41,6 @@ class Subject(msgspec.Struct, frozen=True):
     context: int | None = None
 
 
-class Edges:
-    """The checkpoints of a package in execution order, by captured key."""
-
-    def __init__(self, package: Package) -> None:
-        assert package.manifest is not None, "a capturing package has a manifest"
-        self.bindings: dict[tuple[str, str], tuple[CheckpointBinding, int, int | None]] = {}
-        self.names: dict[tuple[str, str, str], str] = {}
-        contracts = {
-            call.id: call.contract_id
-            for program in package.calls.programs
-            for function in program.functions
-            for call in function.calls
-        }
-        self.contracts = contracts
-        by_function: dict[tuple[str, str], list[CheckpointBinding]] = {}
-        for binding in package.manifest.checkpoints:
-            by_function.setdefault((binding.phase, binding.function), []).append(binding)
-        for program in package.calls.programs:
-            order = 0
-            for function, items in by_function.items():
-                self.names.update({(*function, item.edge): item.checkpoint.name for item in items})
-            for step in program.steps:
-                found = by_function.get((program.phase, step.function), [])
-                for binding in sorted(found, key=lambda item: item.order):
-                    key = _key(binding, step.layer)
-                    self.bindings[program.phase, key] = (binding, order, step.layer)
-                    order += 1
-
-    def aliased(self, binding: CheckpointBinding, layer: int | None) -> str | None:
-        """Return the id of the checkpoint whose value an alias has, when that is one."""
-        if binding.alias_of is None:
-            return None
-        name = self.names.get((binding.phase, binding.function, binding.alias_of))
-        return None if name is None else join_id(name, layer)
-
-    def keys(self) -> dict[str, set[str]]:
-        """Return the capture keys of each checkpoint name: one, or one for each role."""
-        found: dict[str, set[str]] = {}
-        for binding, _, _ in self.bindings.values():
-            found.setdefault(binding.checkpoint.name, set()).add(_key(binding, None))
-        return found
-
-    def total(self, phase: str) -> int:
-        """Return how many edges the phase has, every layer counted."""
-        return sum(1 for found, _ in self.bindings if found == phase)
-
-
-def _key(binding: CheckpointBinding, layer: int | None) -> str:
-    checkpoint = binding.checkpoint
-    name = checkpoint.name if checkpoint.role is None else f"{checkpoint.name}.{checkpoint.role}"
-    return name if layer is None else f"layer.{layer}.{name}"
-
-
 def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Body:
     """Run the gate, give every neutral capture to `sink`, and return the trace's body.
 
@@ -124,287 +49,150 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
     """
     segments = plan_segments(request)
     first = _run(subject.production, subject, segments)
-    second = _run(subject.production, subject, segments)
-    evidence = subject.evidence(_patterns(subject.production.package, request))
-    edges = Edges(evidence.package)
-    repeatable = _equal(first, second)
+    control = _run(subject.production, subject, segments)
     neutrality = Neutrality(
         status="rejected",
-        control_equal=repeatable,
+        control_equal=first == control,
         outputs_equal=None,
         mode="aggregate",
-        compared_outputs=len(first),
+        compared_outputs=len(control),
+        outputs_sha256=_combined(control),
     )
-    if repeatable:
-        captured = _run(evidence, subject, segments, _Emitter(edges, request, sink))
-        equal = _equal(second, captured)
-        status = "neutral" if equal else "rejected"
-        neutrality = msgspec.structs.replace(neutrality, status=status, outputs_equal=equal)
-        if not equal:
-            sink.reset()
-            neutrality = _isolated(subject, request, segments, second, edges, sink, neutrality)
-    return _body(subject, request, segments, edges, neutrality)
+    if first == control:
+        gate = _Gate(subject, request, segments, control, sink)
+        neutrality = gate.captured(neutrality)
+    else:
+        neutrality = msgspec.structs.replace(
+            neutrality, finding="RUNTIME_NOT_REPEATABLE", differing=_differing(first, control)
+        )
+    return subject_body(subject.production, subject.identity, request, segments, neutrality)
 
 
-def _isolated(
-    subject: Subject,
-    request: CaptureRequest,
-    segments: tuple[Segment, ...],
-    control: Outputs,
-    edges: Edges,
-    sink: Sink,
-    neutrality: Neutrality,
-) -> Neutrality:
-    """Capture one boundary at a time; keep those whose run equals the control."""
-    names = sorted(
-        {
+class _Gate:
+    """The captured half of the gate: everything that is compared with control B."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        request: CaptureRequest,
+        segments: tuple[Segment, ...],
+        control: Outputs,
+        sink: Sink,
+    ) -> None:
+        self.subject = subject
+        self.request = request
+        self.segments = segments
+        self.control = control
+        self.sink = sink
+
+    def captured(self, neutrality: Neutrality) -> Neutrality:
+        """Capture all edges at once, else one boundary at a time."""
+        patterns = capture_patterns(self.subject.production.package, self.request.edges)
+        driver = self.subject.evidence(patterns)
+        outputs = self._outputs(driver)
+        alike = _conditions(driver) == _conditions(self.subject.production)
+        equal = outputs == self.control
+        neutrality = msgspec.structs.replace(neutrality, outputs_equal=equal)
+        if equal and alike:
+            return msgspec.structs.replace(neutrality, status="neutral")
+        self.sink.reject()
+        neutrality = msgspec.structs.replace(
+            neutrality,
+            status="rejected" if alike else "evidence_program",
+            finding="CAPTURE_NOT_NEUTRAL",
+            differing=_differing(outputs, self.control),
+        )
+        return self._isolated(driver.package, neutrality)
+
+    def _isolated(self, package: Package, neutrality: Neutrality) -> Neutrality:
+        """Capture one boundary at a time; keep those whose run equals the control."""
+        edges = Edges(package)
+        keys = edges.keys()
+        names = {
             binding.checkpoint.name
             for binding, _, layer in edges.bindings.values()
-            if request.wants(binding.checkpoint.name, layer)
+            if self.request.wants(binding.checkpoint.name, layer)
         }
-    )
-    keys = edges.keys()
-    kept: list[str] = []
-    for name in names:
-        driver = subject.evidence(tuple(sorted(keys[name])))
-        found = _Memory()
-        emit = _Emitter(Edges(driver.package), request, found)
-        if _equal(control, _run(driver, subject, segments, emit)):
-            found.release(sink)
-            kept.append(name)
-    status = "isolated" if kept else "rejected"
-    return msgspec.structs.replace(neutrality, status=status, mode="isolated", isolated=tuple(kept))
-
-
-def _patterns(package: Package, request: CaptureRequest) -> tuple[str, ...]:
-    """Return the captures of the build that the request asks for; an unknown edge is CKE704."""
-    if request.edges is None:
-        return ("*",)
-    keys = Edges(package).keys()
-    unknown = sorted(request.edges - keys.keys())
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], keys, 3)
-        raise CkeError(
-            Diagnostic(
-                code="CKE722",
-                message=f"expected the name of a checkpoint, got `{unknown[0]}`",
-                notes=tuple(Note(f"did you mean `{name}`?", label="help") for name in near),
-            )
+        kept: list[str] = []
+        for name in sorted(names):
+            mark = self.sink.mark()
+            driver = self.subject.evidence(tuple(sorted(keys[name])))
+            equal = self._outputs(driver, name) == self.control
+            if equal and _conditions(driver) == _conditions(self.subject.production):
+                kept.append(name)
+            else:
+                self.sink.rewind(mark)
+        return msgspec.structs.replace(
+            neutrality,
+            status="isolated" if kept else neutrality.status,
+            mode="isolated",
+            isolated=tuple(kept),
+            rejected=tuple(sorted(names - set(kept))),
         )
-    return tuple(sorted(key for name in request.edges for key in keys[name]))
+
+    def _outputs(self, driver: Driver, name: str | None = None) -> Outputs:
+        """Run with captures; with `name`, those of that boundary alone are given to the sink."""
+        request = self.request
+        if name is not None and request.edges is None:
+            request = msgspec.structs.replace(request, edges=frozenset({name}))
+        contracts = call_contracts(driver.package)
+        collector = Collector(Edges(driver.package), request, self.sink, contracts)
+        return _run(driver, self.subject, self.segments, collector)
 
 
-class _Memory:
-    """The captures of one boundary, kept until its run was compared."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[Record, Host]] = []
-
-    def add(self, record: Record, array: Host) -> None:
-        """Keep one capture."""
-        self.items.append((record, array))
-
-    def reset(self) -> None:
-        """Drop every capture."""
-        self.items.clear()
-
-    def release(self, sink: Sink) -> None:
-        """Give every capture to `sink`."""
-        for record, array in self.items:
-            sink.add(record, array)
+def _conditions(driver: Driver) -> object:
+    """Return what two runs must share for their bits to be compared (XRAY-43)."""
+    providers = sorted(
+        (program.phase, function.name, call.id, call.kernel_id, call.function)
+        for program in driver.package.calls.programs
+        for function in program.functions
+        for call in function.calls
+    )
+    return driver.name, jax.default_backend(), threads(), XLA_OPTIONS, providers
 
 
 def _run(
     driver: Driver,
     subject: Subject,
     segments: tuple[Segment, ...],
-    emit: "_Emitter | None" = None,
+    collector: Collector | None = None,
 ) -> Outputs:
-    """Return the logits of every segment and the final state, as host arrays."""
-    batch = len(segments[0].tokens)
-    total = max(max(segment.cache_token_count) for segment in segments)
-    session = Session(driver, batch=batch, rows=total, context=subject.context, uniform=True)
-    outputs: Outputs = []
+    """Return the digests of the logits of every segment and of the final state."""
+    session = Session(
+        driver,
+        batch=len(segments[0].tokens),
+        rows=max(max(segment.cache_token_count) for segment in segments),
+        context=subject.context,
+        uniform=True,
+        watch=None if collector is None else collector.watch,
+    )
+    outputs: Outputs = {}
     for segment in segments:
+        if collector is not None:
+            collector.begin(segment)
         tokens = np.asarray(segment.tokens, np.int32)
         positions = np.asarray(segment.positions, np.int32)
         logits = session.prefill(tokens, positions, logits="all")
-        outputs.append(np.asarray(logits))
-        if emit is not None:
-            emit(segment, session.captured)
-    return outputs + [np.asarray(leaf) for leaf in jax.tree.leaves(session.state)]
+        outputs[f"segment.{segment.index}.logits"] = _bits(logits)
+        if collector is not None:
+            collector.finish()
+    leaves, _ = jax.tree.flatten_with_path(session.state)
+    for path, leaf in leaves:
+        outputs["state." + ".".join(str(item.key) for item in path)] = _bits(leaf)
+    return outputs
 
 
-def _equal(left: Outputs, right: Outputs) -> bool:
-    return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True)
-    )
+def _bits(array: object) -> str:
+    host = np.ascontiguousarray(np.asarray(array))
+    text = f"{host.dtype.name}{host.shape}".encode()
+    return hashlib.sha256(text + b"\0" + host.tobytes()).hexdigest()
 
 
-class _Emitter:
-    """Turns captured device arrays into records with their canonical axes."""
-
-    def __init__(self, edges: Edges, request: CaptureRequest, sink: Sink) -> None:
-        self.edges = edges
-        self.request = request
-        self.sink = sink
-
-    def __call__(self, segment: Segment, captured: Mapping[str, Array]) -> None:
-        """Give the captures of one forward to the sink, in execution order."""
-        phase = "decode" if len(segment.tokens[0]) == 1 else "prefill"
-        found = [
-            (self.edges.bindings[phase, key], array)
-            for key, array in captured.items()
-            if (phase, key) in self.edges.bindings
-        ]
-        for (binding, order, layer), array in sorted(found, key=lambda item: item[0][1]):
-            if self.request.wants(binding.checkpoint.name, layer):
-                self._emit(segment, binding, order, layer, array)
-
-    def _emit(
-        self,
-        segment: Segment,
-        binding: CheckpointBinding,
-        order: int,
-        layer: int | None,
-        array: Array,
-    ) -> None:
-        host = canonical_rows(np.asarray(array), binding.type.axes, segment)
-        record = record_of(
-            host,
-            name=binding.checkpoint.name,
-            layer=layer,
-            phase=segment.phase,
-            segment=segment.index,
-            axes=binding.type.axes,
-            role=binding.checkpoint.role,
-            order=order,
-            kernel_id=binding.kernel_id or None,
-            numerical_contract_id=self.edges.contracts.get(binding.call),
-            effective_contract_id=self.edges.contracts.get(binding.call),
-            version=binding.checkpoint.version,
-            alias_of=self.edges.aliased(binding, layer),
-        )
-        self.sink.add(record, host)
+def _combined(outputs: Outputs) -> str:
+    lines = "".join(f"{name} {value}\n" for name, value in sorted(outputs.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def canonical_rows(array: Host, axes: tuple[str, ...], segment: Segment) -> Host:
-    """Return the array without bucket padding: T of the segment, S of what is cached.
-
-    Keys lie in append order, as a cache without a ring keeps them; those that a row does not
-    have are zero.
-    """
-    if "T" in axes:
-        array = np.take(array, range(len(segment.tokens[0])), axis=axes.index("T"))
-    if "S" in axes:
-        at = axes.index("S")
-        array = np.take(array, range(max(segment.cache_token_count)), axis=at)
-        counts = np.asarray(segment.cache_token_count)
-        if (counts < counts.max()).any() and "B" in axes:
-            keys = np.arange(counts.max())
-            shape = [1] * array.ndim
-            shape[axes.index("B")], shape[at] = counts.size, counts.max()
-            array = np.where((keys[None, :] < counts[:, None]).reshape(shape), array, 0).astype(
-                array.dtype
-            )
-    return np.ascontiguousarray(array)
-
-
-def _body(
-    subject: Subject,
-    request: CaptureRequest,
-    segments: tuple[Segment, ...],
-    edges: Edges,
-    neutrality: Neutrality,
-) -> Body:
-    package = subject.production.package
-    assert package.manifest is not None, "a production package has a manifest"
-    scheduled = tuple(
-        msgspec.structs.replace(segment, kernel_batches=kernel_batches(package, segment))
-        for segment in segments
-    )
-    phases = {"decode" if len(s.tokens[0]) == 1 else "prefill" for s in segments}
-    return Body(
-        side="subject",
-        producer=Producer(
-            name="cke",
-            version=str(package.manifest.circuit_version),
-            dtype=package.calls.dtype,
-            weight_dtypes=_weight_dtypes(subject.production),
-            settings={"driver": subject.production.name, "xla": dict(XLA_OPTIONS)},
-            facts=dict(package.calls.dims),
-        ),
-        identity=msgspec.structs.replace(
-            subject.identity,
-            circuit=f"{package.manifest.circuit}@{package.manifest.circuit_version}",
-            manifest_sha256=canonical_sha256(package.manifest),
-            tokens_sha256=tokens_sha256(request),
-        ),
-        segments=scheduled,
-        records=(),
-        cache_layout=_cache_layout(package, segments),
-        threads=_threads(),
-        mesh={"devices": 1, "platform": jax.default_backend()},
-        environment={
-            "jax": jax.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        neutrality=neutrality,
-        edges_total=max((edges.total(phase) for phase in phases), default=None),
-    )
-
-
-def kernel_batches(package: Package, segment: Segment) -> tuple[KernelBatch, ...]:
-    """Return how often each kernel runs in one forward, with its contract."""
-    phase = "decode" if len(segment.tokens[0]) == 1 else "prefill"
-    program = package.program(phase)
-    functions = {function.name: function for function in program.functions}
-    counts: dict[tuple[str, str], int] = {}
-    for step in program.steps:
-        for call in functions[step.function].calls:
-            key = (call.kernel_id, call.contract_id)
-            counts[key] = counts.get(key, 0) + 1
-    return tuple(
-        KernelBatch(
-            kernel_id=kernel,
-            numerical_contract_id=contract,
-            effective_contract_id=contract,
-            calls=count,
-        )
-        for (kernel, contract), count in sorted(counts.items())
-    )
-
-
-def _weight_dtypes(driver: Driver) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    weights: Any = driver.weights
-    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(weights)}
-    for leaf in arrays.values():
-        counts[leaf.dtype.name] = counts.get(leaf.dtype.name, 0) + 1
-    return counts
-
-
-def _cache_layout(package: Package, segments: tuple[Segment, ...]) -> CacheLayout | None:
-    program = package.program("prefill" if "prefill" in package.phases else package.phases[0])
-    lanes: Iterable[Any] = (
-        lane for slot in program.slots if slot.kind == "cache" for lane in slot.lanes
-    )
-    lane = next(iter(lanes), None)
-    if lane is None or len(lane.type.shape) != 4:
-        return None
-    heads, width = int(lane.type.shape[2]), int(lane.type.shape[3])
-    return CacheLayout(
-        layout_id="cke.rows.v1",
-        layer_stride=None,
-        head_stride=width,
-        token_stride=heads * width,
-        channel_stride=1,
-        capacity=None,
-    )
-
-
-def _threads() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
+def _differing(left: Outputs, right: Outputs) -> tuple[str, ...]:
+    names = dict.fromkeys([*left, *right])
+    return tuple(name for name in names if left.get(name) != right.get(name))[:SHOWN]

@@ -20,7 +20,7 @@ from cke.runtime.package import Package
 from cke.runtime.placement import PlacedWeights
 from cke.runtime.sampling import Sampling, choose
 from cke.runtime.state import SessionState
-from cke.runtime.steps import StepOutput, run_steps, step_scalars
+from cke.runtime.steps import StepOutput, Watch, run_steps, step_scalars
 
 XLA_OPTIONS: dict[str, bool] = {"xla_allow_excess_precision": False}
 """Options of every compilation; part of a run's record. Each rounding of the circuit is kept."""
@@ -47,8 +47,12 @@ class Driver(Protocol):
         state: SessionState,
         inputs: Mapping[str, Array],
         rows: Array | None = None,
+        watch: Watch | None = None,
     ) -> StepOutput:
-        """Return outputs, the new state and captured edges; `state` is given up."""
+        """Return outputs, the new state and captured edges; `state` is given up.
+
+        With `watch`, captures are given to it, as early as the driver has them.
+        """
         ...
 
 
@@ -79,6 +83,7 @@ class PerLayer:
         state: SessionState,
         inputs: Mapping[str, Array],
         rows: Array | None = None,
+        watch: Watch | None = None,
     ) -> StepOutput:
         """Return outputs, the new state and captured edges; `state` is given up."""
         return run_steps(
@@ -89,6 +94,7 @@ class PerLayer:
             state,
             inputs,
             rows,
+            watch,
         )
 
 
@@ -113,9 +119,14 @@ class WholeStep:
         state: SessionState,
         inputs: Mapping[str, Array],
         rows: Array | None = None,
+        watch: Watch | None = None,
     ) -> StepOutput:
         """Return outputs, the new state and captured edges; `state` is given up."""
-        return StepOutput(*self._steps[phase](self.weights[phase], state, dict(inputs), rows))
+        found = StepOutput(*self._steps[phase](self.weights[phase], state, dict(inputs), rows))
+        if watch is None:
+            return found
+        watch(found.captured)
+        return found._replace(captured={})
 
     def loop(self, sampling: Sampling, stops: tuple[int, ...]) -> Callable[..., Any]:
         """Return the compiled decode loop for these settings: see `decode_loop`."""
@@ -143,6 +154,7 @@ class Eager:
         state: SessionState,
         inputs: Mapping[str, Array],
         rows: Array | None = None,
+        watch: Watch | None = None,
     ) -> StepOutput:
         """Return outputs, the new state and captured edges."""
         program = self.package.program(phase)
@@ -152,7 +164,9 @@ class Eager:
         }
         scalars = _placed_scalars(self.package, phase)
         with jax.disable_jit():
-            return run_steps(program, callables, self.weights[phase], scalars, state, inputs, rows)
+            return run_steps(
+                program, callables, self.weights[phase], scalars, state, inputs, rows, watch
+            )
 
 
 class Auto(PerLayer):

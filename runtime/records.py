@@ -27,9 +27,14 @@ def digest(array: Array) -> str:
     return hashlib.sha256(little.view(np.uint8).data if little.size else b"").hexdigest()
 
 
-def summarise(array: Array) -> Summary:
-    """Return min, max, mean and l2 over the finite elements, with the others counted."""
+def summarise(array: Array, valid: NDArray[np.bool_] | None = None) -> Summary:
+    """Return min, max, mean and l2 over the finite elements, with the others counted.
+
+    `valid` broadcasts to the array and says which elements count; None is all of them.
+    """
     values = np.asarray(array, dtype=np.float64)
+    if valid is not None:
+        values = values[np.broadcast_to(valid, values.shape)]
     finite = np.isfinite(values)
     nan = int(np.isnan(values).sum())
     kept = values if finite.all() else values[finite]

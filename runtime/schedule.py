@@ -11,7 +11,8 @@ import json
 import msgspec
 
 from cke.errors import CkeError, Diagnostic
-from cke.schemas.trace import Segment
+from cke.runtime.records import join_id
+from cke.schemas.trace import Level, Segment
 
 PADDING = -1
 
@@ -21,7 +22,9 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens` are the prompt's rows, of equal or unequal length; `segments` are the end columns of
     the prefill forwards (empty: one forward); `forced` are the tokens of each decode step, by row.
-    `edges` are checkpoint names without their layer, None for all; `layers` None for all.
+    `edges` are names of checkpoints without their layer, or whole ids, None for all; `layers`
+    None for all. The level `summary` keeps numbers of every edge in place of its values, and with
+    `digests` the hash of its bytes.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -30,12 +33,16 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     edges: frozenset[str] | None = None
     layers: frozenset[int] | None = None
     first_position: int = 0
+    level: Level = "tensor"
+    digests: bool = True
 
     def wants(self, name: str, layer: int | None) -> bool:
         """Return whether the edge `name` of `layer` is asked for."""
         if layer is not None and self.layers is not None and layer not in self.layers:
             return False
-        return self.edges is None or name in self.edges
+        if self.edges is None:
+            return True
+        return name in self.edges or join_id(name, layer) in self.edges
 
 
 def plan_segments(request: CaptureRequest) -> tuple[Segment, ...]:

@@ -17,6 +17,7 @@ from cke.runtime.buckets import SEGMENT, query_bucket
 from cke.runtime.drivers import CHUNK, Auto, Driver, Looping, advance_once
 from cke.runtime.sampling import GREEDY, Sampling, check_sampling
 from cke.runtime.state import Capacities, capacities, grow_state, initial_state, state_bytes
+from cke.runtime.steps import Watch
 from cke.runtime.tokens import (
     Segment,
     check_batch,
@@ -34,7 +35,8 @@ class Session:
 
     Sessions of one driver share its weights and compiled programs. `rows` reserves room for that
     many tokens; `context` is the most positions that the model takes, when there is such a limit.
-    `uniform` keeps every row of a windowed cache, so that captures hold all keys in append order.
+    `uniform` keeps every row of a windowed cache and runs a prompt of any width as one forward, so
+    that captures hold all keys in append order. `watch` takes the captures of each step.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Session:
         rows: int = 0,
         context: int | None = None,
         uniform: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         package = driver.package
         check_phases(package.phases, ("prefill", "decode"))
@@ -57,6 +60,7 @@ class Session:
         self._program = package.program("decode")
         self._segment = 1
         self._uniform = uniform
+        self._watch = watch
         self._sizes: Capacities = capacities(self._program, max(rows, 1), 1, uniform=uniform)
         self.reset()
 
@@ -87,10 +91,10 @@ class Session:
         check_batch(segment.tokens.shape[0], self.batch)
         check_context(segment.next_positions, self.context)
         width = segment.tokens.shape[1]
-        self._reserve(int((self.lengths + segment.lengths).max()), min(width, SEGMENT))
+        most = width if self._uniform else SEGMENT
+        self._reserve(int((self.lengths + segment.lengths).max()), min(width, most))
         parts = [
-            self._run(segment.part(start, start + SEGMENT), logits)
-            for start in range(0, width, SEGMENT)
+            self._run(segment.part(start, start + most), logits) for start in range(0, width, most)
         ]
         if logits == "all":
             return np.concatenate([part for part in parts if part is not None], axis=1)
@@ -124,7 +128,9 @@ class Session:
         }
         phase = "decode" if size == 1 else "prefill"
         with self._lines:
-            outputs, self.state, self.captured = self.driver.run(phase, self.state, inputs, rows)
+            outputs, self.state, self.captured = self.driver.run(
+                phase, self.state, inputs, rows, self._watch
+            )
         self.lengths += segment.lengths
         self.positions = segment.next_positions
         chosen = padded.last_index if rows is None else np.zeros(self.batch, np.int32)

@@ -17,6 +17,8 @@ from cke.schemas.ir import Step
 
 Callables = Mapping[str, Callable[..., Any]]
 Scalars = Mapping[str, Mapping[str, Any]]
+Watch = Callable[[dict[str, Array]], None]
+"""Takes the captures of a step as soon as it was called, and owns them."""
 
 
 class StepOutput(NamedTuple):
@@ -35,8 +37,12 @@ def run_steps(
     state: SessionState,
     inputs: Mapping[str, Array],
     rows: Array | None = None,
+    watch: Watch | None = None,
 ) -> StepOutput:
-    """Run every step; `rows`, i32[B], keeps one position per row for what follows the layers."""
+    """Run every step; `rows`, i32[B], keeps one position per row for what follows the layers.
+
+    With `watch`, captures are given to it step by step and none is returned.
+    """
     functions = {function.name: function for function in program.functions}
     edges: dict[str, Array] = dict(inputs)
     after: SessionState = {}
@@ -48,12 +54,12 @@ def run_steps(
             edges = _keep_rows(program, index, functions, edges, rows)
         arguments = [edges[name] for name in step.arguments]
         with named_scope(key):
-            results = _call(callables[step.function], function, key, weights, scalars, state)(
-                *arguments
-            )
-        items = list(results) if isinstance(results, tuple) else [results]
-        if function.capture:
+            call = _call(callables[step.function], function, key, weights, scalars, state)
+            items = _as_list(call(*arguments))
+        if function.capture and watch is None:
             captured |= _captured(step, items.pop())
+        elif function.capture and watch is not None:
+            watch(_captured(step, items.pop()))
         if function.state:
             after[key] = items.pop()
         edges |= dict(zip(step.results, items, strict=True))
@@ -70,6 +76,10 @@ def _call(
 ) -> Callable[..., Any]:
     slots = (state[key],) if function.state else ()
     return lambda *arguments: callee(weights[key], *slots, *arguments, **scalars.get(key, {}))
+
+
+def _as_list(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple) else [results]
 
 
 def _captured(step: Step, edges: Mapping[str, Array]) -> dict[str, Array]:

@@ -39,18 +39,24 @@ def summary_program(
 ) -> Array:
     """Return f64[layers, edges, 6]: min, max, sum, sum of squares, NaN count, finite count.
 
-    `padded` says that a position may be padding; without it edges over T need no mask.
+    `padded` says that a position may be padding; without it edges over T need no mask. Edges of
+    one shape are summarised side by side, which keeps the program small.
     """
+    alike: dict[Any, list[str]] = {}
+    for key, names in axes:
+        like = groups[0][key]
+        alike.setdefault((names, like.shape, like.dtype), []).append(key)
     with jax.enable_x64(True):
-        rows = [
-            _edge(jnp.stack([group[key] for group in groups]), names, where, padded)
-            for key, names in axes
-        ]
-        return jnp.stack(rows, axis=1)
+        found: dict[str, Array] = {}
+        for (names, _, _), keys in alike.items():
+            values = jnp.stack([group[key] for key in keys for group in groups])
+            numbers = _edge(values, names, where, padded).reshape(len(keys), len(groups), 6)
+            found |= zip(keys, numbers, strict=True)
+        return jnp.stack([found[key] for key, _ in axes], axis=1)
 
 
 def _edge(values: Array, axes: tuple[str, ...], where: Mapping[str, Array], padded: bool) -> Array:
-    layers = values.shape[0]
+    count = values.shape[0]
     values = values.astype(jnp.float32)
     finite, nan = jnp.isfinite(values), jnp.isnan(values)
     if "B" in axes and ("S" in axes or (padded and "T" in axes)):
@@ -58,12 +64,12 @@ def _edge(values: Array, axes: tuple[str, ...], where: Mapping[str, Array], padd
         finite, nan = finite & mask, nan & mask
     exact = jnp.where(finite, values, jnp.float32(0)).astype(jnp.float64)
     found = (
-        jnp.where(finite, values, jnp.float32(jnp.inf)).reshape(layers, -1).min(1),
-        jnp.where(finite, values, jnp.float32(-jnp.inf)).reshape(layers, -1).max(1),
-        exact.reshape(layers, -1).sum(1),
-        (exact * exact).reshape(layers, -1).sum(1),
-        nan.reshape(layers, -1).sum(1, dtype=jnp.int32),
-        finite.reshape(layers, -1).sum(1, dtype=jnp.int32),
+        jnp.where(finite, values, jnp.float32(jnp.inf)).reshape(count, -1).min(1),
+        jnp.where(finite, values, jnp.float32(-jnp.inf)).reshape(count, -1).max(1),
+        exact.reshape(count, -1).sum(1),
+        (exact * exact).reshape(count, -1).sum(1),
+        nan.reshape(count, -1).sum(1, dtype=jnp.int32),
+        finite.reshape(count, -1).sum(1, dtype=jnp.int32),
     )
     return jnp.stack([item.astype(jnp.float64) for item in found], axis=1)
 

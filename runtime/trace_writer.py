@@ -33,6 +33,9 @@ SAFETENSORS_DTYPES = {
     "bool": "BOOL",
 }
 _ROW = 256
+Content = tuple[str | None, str, tuple[int, ...]]
+Mark = tuple[int, int, int]
+"""How many records and tensors there are, and where the data ends."""
 
 
 class TraceWriter:
@@ -42,15 +45,7 @@ class TraceWriter:
     """
 
     def __init__(self, out: Path, expected: int = 4096) -> None:
-        if out.exists():
-            raise CkeError(
-                Diagnostic(
-                    code="CKE702",
-                    file=out.name,
-                    message="expected a folder that does not exist yet, got one that does",
-                    notes=(Note("remove it, or choose another folder with --out", label="help"),),
-                )
-            )
+        check_free(out)
         self.out = out
         self.partial = out.with_name(out.name + PARTIAL)
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -58,6 +53,8 @@ class TraceWriter:
         self.records: list[Record] = []
         self._reserved = 8 + _ROW * (expected + 1)
         self._entries: dict[str, Any] = {}
+        self._keys: dict[Content, str] = {}
+        self._seen: set[str] = set()
         self._offset = 0
         self._file: BinaryIO = (self.partial / TENSORS).open("wb")
         self._file.seek(self._reserved)
@@ -76,11 +73,21 @@ class TraceWriter:
             shutil.rmtree(self.partial)
 
     def add(self, record: Record, array: NDArray[np.generic]) -> None:
-        """Append the capture's bytes and keep its record, now with the path of its tensor."""
-        key = f"{record.segment}/{record.checkpoint_id}"
-        if record.role is not None:
-            key += f"/{record.role}"
-        assert key not in self._entries, f"`{key}` is captured twice"
+        """Append the capture's bytes and keep its record, now with the path of its tensor.
+
+        Bytes that an earlier capture has already are not written again.
+        """
+        name = tensor_key(record)
+        assert name not in self._seen, f"`{name}` is captured twice"
+        self._seen.add(name)
+        content = (record.sha256, record.dtype, record.shape)
+        key = self._keys.get(content)
+        if key is None:
+            key = self._keys[content] = name
+            self._append(key, record, array)
+        self.records.append(msgspec.structs.replace(record, tensor_path=f"{TENSORS}#{key}"))
+
+    def _append(self, key: str, record: Record, array: NDArray[np.generic]) -> None:
         data = np.ascontiguousarray(array)
         self._file.write(data.view(np.uint8).data if data.size else b"")
         end = self._offset + data.nbytes
@@ -90,19 +97,32 @@ class TraceWriter:
             "data_offsets": [self._offset, end],
         }
         self._offset = end
-        self.records.append(msgspec.structs.replace(record, tensor_path=f"{TENSORS}#{key}"))
 
     def note(self, record: Record) -> None:
         """Keep a record without its tensor: a summary."""
         self.records.append(record)
 
-    def reset(self) -> None:
-        """Drop every capture: the run that gave them is not evidence."""
-        self.records.clear()
-        self._entries.clear()
-        self._offset = 0
-        self._file.seek(self._reserved)
+    def mark(self) -> Mark:
+        """Return a place to rewind to."""
+        return len(self.records), len(self._entries), self._offset
+
+    def rewind(self, mark: Mark) -> None:
+        """Drop every capture that came after the mark: the run that gave it is not evidence."""
+        records, entries, self._offset = mark
+        self._seen -= {tensor_key(record) for record in self.records[records:]}
+        del self.records[records:]
+        dropped = set(list(self._entries)[entries:])
+        self._entries = {key: item for key, item in self._entries.items() if key not in dropped}
+        self._keys = {content: key for content, key in self._keys.items() if key not in dropped}
+        self._file.seek(self._reserved + self._offset)
         self._file.truncate()
+
+    def move(self, out: Path) -> None:
+        """Give the trace another name while it is written."""
+        partial = out.with_name(out.name + PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        self.partial.rename(partial)
+        self.out, self.partial = out, partial
 
     def close(self, body: Body) -> Trace:
         """Write the header and the document, sync, and give the folder its name."""
@@ -146,6 +166,25 @@ class TraceWriter:
             shutil.copyfileobj(source, target, 1 << 20)
         new.replace(old)
         self._file = old.open("r+b")
+
+
+def tensor_key(record: Record) -> str:
+    """Return the key of a capture in the tensor file."""
+    key = f"{record.segment}/{record.checkpoint_id}"
+    return key if record.role is None else f"{key}/{record.role}"
+
+
+def check_free(out: Path) -> None:
+    """Raise CkeError (CKE702) when the folder exists."""
+    if out.exists():
+        raise CkeError(
+            Diagnostic(
+                code="CKE702",
+                file=out.name,
+                message="expected a folder that does not exist yet, got one that does",
+                notes=(Note("remove it, or choose another folder with --out", label="help"),),
+            )
+        )
 
 
 def body_sha256(body: Body) -> str:

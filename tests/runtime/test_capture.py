@@ -1,17 +1,27 @@
 """Capture of a subject: complete, canonical, and proven neutral."""
 
+import inspect
+import itertools
+import types
 from pathlib import Path
 from typing import Any
 
+import jax
+import msgspec
 import numpy as np
 import pytest
 
 import cke.api
 from cke.api.evidence import oracle_trace, subject_trace
 from cke.errors import CkeError
-from cke.runtime.records import digest
-from cke.runtime.schedule import CaptureRequest
+from cke.runtime.drivers import PerLayer
+from cke.runtime.edges import select_edges
+from cke.runtime.gated_writer import GatedWriter
+from cke.runtime.records import digest, summarise
+from cke.runtime.schedule import CaptureRequest, plan_segments
+from cke.runtime.trace_body import kernel_batches
 from cke.runtime.trace_reader import read_trace
+from cke.runtime.validity import valid_mask
 from cke.xray.diff import diff_traces
 from tests.models import TinyModel
 
@@ -67,50 +77,198 @@ def test_the_schedule_is_recorded_with_its_kernel_batches(llama: Path, tmp_path:
     assert body.cache_layout.token_stride == 2 * 8
 
 
+class _Noisy:
+    """A driver whose every forward differs in the last bit of one logit."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def run(self, *arguments: Any) -> Any:
+        found = self.driver.run(*arguments)
+        logits = np.array(found.outputs[0])
+        self.calls += 1
+        logits.flat[0] = logits.flat[0] + np.float32(self.calls)
+        return found._replace(outputs=(jax.numpy.asarray(logits), *found.outputs[1:]))
+
+
 @pytest.mark.contract("XRAY-22")
-def test_a_run_that_does_not_repeat_is_named_and_gives_no_capture(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.contract("XRAY-44")
+def test_a_runtime_that_does_not_repeat_is_named_and_gives_no_capture(
+    llama: Path, tmp_path: Path
 ) -> None:
-    from cke.runtime import capture
-
-    rng = np.random.default_rng(0)
-    run = capture._run
-
-    def noisy(*arguments: Any) -> Any:
-        outputs = run(*arguments)
-        return [outputs[0] + rng.standard_normal(outputs[0].shape).astype(np.float32), *outputs[1:]]
-
-    monkeypatch.setattr(capture, "_run", noisy)
-    body = _subject(llama, tmp_path / "subject").trace.body
-    assert (body.neutrality.status, body.neutrality.control_equal) == ("rejected", False)
+    model = cke.api.load(llama)
+    model._drivers["per_layer"] = _Noisy(model.driver("per_layer"))
+    body = subject_trace(model, REQUEST, tmp_path / "subject").body
+    gate = body.neutrality
+    assert (gate.status, gate.control_equal) == ("rejected", False)
+    assert gate.finding == "RUNTIME_NOT_REPEATABLE"
+    assert gate.differing == tuple(f"segment.{index}.logits" for index in range(4))
     assert body.records == ()
 
 
+def _shifted(names: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make packages that capture one of `names` run a kernel whose result is an ulp larger."""
+    import cke.api.evidence as evidence
+
+    build = evidence.built_package
+
+    def built(files: Any, circuit: Any, dtype: str, capture: tuple[str, ...] = ()) -> Any:
+        package = build(files, circuit, dtype, capture)
+        if not set(names) & set(capture):
+            return package
+        modules = {phase: types.ModuleType(phase) for phase in package.modules}
+        for phase, module in modules.items():
+            source = inspect.getsource(package.modules[phase])
+            exec(compile(source, str(package.modules[phase].__file__), "exec"), module.__dict__)
+            module.__file__ = package.modules[phase].__file__
+            original = getattr(module, kernel)
+
+            def shifted(*arguments: Any, original: Any = original, **named: Any) -> Any:
+                return jax.numpy.nextafter(original(*arguments, **named), jax.numpy.inf)
+
+            setattr(module, kernel, shifted)
+        return msgspec.structs.replace(package, modules=modules)
+
+    monkeypatch.setattr(evidence, "built_package", built)
+
+
 @pytest.mark.contract("XRAY-22")
-def test_a_capture_that_changes_a_bit_is_isolated_or_rejected(
+@pytest.mark.contract("XRAY-43")
+def test_a_kernel_whose_bits_change_under_capture_is_rejected_and_labelled(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cke.runtime import capture
+    _shifted(("mlp_norm_output",), "silu", monkeypatch)
+    request = CaptureRequest(tokens=((1, 2, 3),), edges=frozenset({"mlp_norm_output"}))
+    trace = subject_trace(cke.api.load(llama), request, tmp_path / "subject")
+    gate = trace.body.neutrality
+    assert (gate.status, gate.finding) == ("rejected", "CAPTURE_NOT_NEUTRAL")
+    assert gate.rejected == ("mlp_norm_output",)
+    assert "segment.0.logits" in gate.differing
+    assert trace.body.records == ()
+    kept = read_trace(tmp_path / "subject.rejected").trace.body
+    assert kept.neutrality.status == "rejected"
+    assert len(kept.records) == 2
 
-    run = capture._run
 
-    def disturbed(driver: Any, subject: Any, segments: Any, emit: Any = None) -> Any:
-        outputs = run(driver, subject, segments, emit)
-        if emit is not None and "mlp_norm_output" in driver.package.manifest.capture:
-            outputs[0] = np.nextafter(outputs[0], np.float32(np.inf))
-        return outputs
-
-    monkeypatch.setattr(capture, "_run", disturbed)
-    model = cke.api.load(llama)
+@pytest.mark.contract("XRAY-22")
+@pytest.mark.parametrize("level", ["tensor", "summary"])
+def test_what_is_neutral_alone_is_kept_when_the_whole_is_not(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any
+) -> None:
+    _shifted(("mlp_norm_output",), "silu", monkeypatch)
     request = CaptureRequest(
-        tokens=((1, 2, 3),), edges=frozenset({"mlp_norm_output", "layer_output"})
+        tokens=((1, 2, 3),),
+        edges=frozenset({"mlp_norm_output", "layer.1.layer_output"}),
+        level=level,
     )
-    trace = subject_trace(model, request, tmp_path / "subject")
-    assert trace.body.neutrality.status == "isolated"
-    assert trace.body.neutrality.isolated == ("layer_output",)
-    assert {record.checkpoint_id.split(".")[-1] for record in trace.body.records} == {
-        "layer_output"
-    }
+    trace = subject_trace(cke.api.load(llama), request, tmp_path / "subject")
+    gate = trace.body.neutrality
+    assert (gate.status, gate.isolated, gate.rejected) == (
+        "isolated",
+        ("layer_output",),
+        ("mlp_norm_output",),
+    )
+    assert [record.checkpoint_id for record in trace.body.records] == ["layer.1.layer_output"]
+    kept = read_trace(tmp_path / "subject.rejected").trace.body
+    assert (kept.neutrality.status, len(kept.records)) == ("rejected", 3)
+
+
+@pytest.mark.contract("XRAY-54")
+def test_the_effective_contract_is_that_of_the_loaded_kernel(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cke.kernel_registry.kernels.rms_norm_wide import rms_norm_wide
+
+    model = cke.api.load(llama)
+    for module in model.package.modules.values():
+        monkeypatch.setattr(module, "rms_norm", rms_norm_wide)
+    batches = kernel_batches(model.package, plan_segments(REQUEST)[0])
+    by_kernel = {item.kernel_id: item for item in batches}
+    norm = by_kernel.pop("rms_norm")
+    assert norm.numerical_contract_id == "rms_norm.sum_f32.round_normalized.v1"
+    assert norm.effective_contract_id == "rms_norm.sum_f32.round_output.v1"
+    assert all(
+        item.effective_contract_id == item.numerical_contract_id for item in by_kernel.values()
+    )
+
+
+@pytest.mark.contract("XRAY-23")
+def test_a_summary_has_the_numbers_and_the_digest_of_the_tensor(
+    llama: Path, tmp_path: Path
+) -> None:
+    model = cke.api.load(llama)
+    tensors = subject_trace(model, REQUEST, tmp_path / "tensors").body
+    short = msgspec.structs.replace(REQUEST, level="summary")
+    summaries = subject_trace(model, short, tmp_path / "summaries").body
+    assert summaries.neutrality.status == "neutral"
+    folder = read_trace(tmp_path / "tensors")
+    assert len(summaries.records) == len(tensors.records)
+    for kept, whole in zip(summaries.records, tensors.records, strict=True):
+        assert (kept.level, kept.tensor_path) == ("summary", None)
+        assert kept.sha256 == whole.sha256, kept.checkpoint_id
+        mask = valid_mask(whole.axes, whole.shape, tensors.segments[whole.segment])
+        expected = summarise(folder.array(whole, digest), mask)
+        for summary in (kept.summary, whole.summary):
+            assert (summary.min, summary.max) == (expected.min, expected.max), kept.checkpoint_id
+            assert (summary.nan, summary.inf) == (expected.nan, expected.inf)
+            assert summary.mean == pytest.approx(expected.mean, rel=1e-9, abs=1e-12)
+            assert summary.l2 == pytest.approx(expected.l2, rel=1e-9)
+
+
+def test_a_summary_without_digests_has_none(llama: Path, tmp_path: Path) -> None:
+    request = CaptureRequest(tokens=((1, 2),), level="summary", digests=False)
+    body = subject_trace(cke.api.load(llama), request, tmp_path / "s").body
+    assert body.records
+    assert {record.sha256 for record in body.records} == {None}
+
+
+def test_captures_of_a_layer_are_written_before_the_next_layer_runs(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    function, add = PerLayer.run, GatedWriter.add
+
+    def run(driver: Any, *arguments: Any) -> Any:
+        callables = driver._callables[arguments[0]]
+        for name, call in list(callables.items()):
+
+            def noted(*operands: Any, name: str = name, call: Any = call) -> Any:
+                events.append(name)
+                return call(*operands)
+
+            callables[name] = noted
+        return function(driver, *arguments)
+
+    def added(sink: Any, record: Any, array: Any) -> None:
+        events.append("write")
+        add(sink, record, array)
+
+    monkeypatch.setattr(PerLayer, "run", run)
+    monkeypatch.setattr(GatedWriter, "add", added)
+    subject_trace(cke.api.load(llama), CaptureRequest(tokens=((1, 2, 3),)), tmp_path / "s")
+    captured = [name for name, _ in itertools.groupby(events[events.index("write") - 1 :])]
+    assert captured == ["embed", "write", "layer", "write", "layer", "write", "head", "write"]
+
+
+def test_a_range_of_stops_is_a_choice_of_edges(llama: Path, tmp_path: Path) -> None:
+    model = cke.api.load(llama)
+    whole = subject_trace(model, CaptureRequest(tokens=((1, 2),)), tmp_path / "whole").body
+    request = CaptureRequest(tokens=((1, 2),), edges=frozenset({"10:14", "logits"}))
+    body = subject_trace(model, request, tmp_path / "part").body
+    expected = [r.checkpoint_id for r in whole.records if 10 <= (r.order or 0) < 14]
+    assert [record.checkpoint_id for record in body.records] == [*expected, "logits"]
+
+
+def test_a_range_beyond_the_last_stop_is_refused(llama: Path) -> None:
+    with pytest.raises(CkeError) as caught:
+        select_edges(cke.api.load(llama).package, ["50:90"])
+    assert str(caught.value) == (
+        "error[CKE722]: expected stops from 0 to 61 as `start:stop`, got `50:90`"
+    )
 
 
 def test_captured_values_are_canonical(llama: Path, tmp_path: Path) -> None:

@@ -7,19 +7,23 @@ the compiler nor each other.
 import hashlib
 from pathlib import Path
 
+import msgspec
+
 from cke.api.build import built_package
 from cke.api.facts import run_dtype
 from cke.api.model import Model
 from cke.oracles.open import open_oracle
 from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
+from cke.runtime.edges import select_edges
+from cke.runtime.gated_writer import GatedWriter
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_writer import TraceWriter
+from cke.runtime.weights.file_digest import file_sha256
 from cke.runtime.weights.files import ModelFiles
 from cke.schemas.trace import Identity, Trace
 
 ORACLE_DTYPES = {"float16": "f16", "f16": "f16"}
-CHUNK = 1 << 22
 
 
 def subject_trace(
@@ -27,8 +31,13 @@ def subject_trace(
 ) -> Trace:
     """Capture `request` on the model and write its trace to the folder `out`.
 
-    `circuit` is what the model was loaded with, so that the capturing packages are its own.
+    `circuit` is what the model was loaded with, so that the capturing packages are its own. Edges
+    of the request may be ranges of stops, such as `10:20`. What changed a bit goes to
+    `OUT.rejected`.
     """
+    if request.edges is not None:
+        chosen = select_edges(model.package, request.edges)
+        request = msgspec.structs.replace(request, edges=chosen)
     drivers: dict[tuple[str, ...], Driver] = {}
 
     def evidence(patterns: tuple[str, ...]) -> Driver:
@@ -44,7 +53,7 @@ def subject_trace(
         context=model.context,
     )
     forwards = max(1, len(request.segments)) + len(request.forced)
-    with TraceWriter(out, expected=forwards * _edges(model)) as writer:
+    with GatedWriter(out, forwards * _edges(model)) as writer:
         return writer.close(capture_subject(subject, request, writer))
 
 
@@ -92,9 +101,7 @@ def identity_of(files: ModelFiles) -> Identity:
 
 
 def _weights_sha256(files: ModelFiles) -> str:
-    digest = hashlib.sha256()
-    for file in sorted({tensor.file for tensor in files.located.values()}):
-        with file.open("rb") as stream:
-            while block := stream.read(CHUNK):
-                digest.update(block)
-    return digest.hexdigest()
+    """Return the digest of the digests of the weights files, in the order of their names."""
+    stamps = {tensor.file: tensor.stamp for tensor in files.located.values()}
+    found = [file_sha256(file, stamps[file]) for file in sorted(stamps)]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()

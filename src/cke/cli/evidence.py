@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 
 from cke.cli.output import Format, Output, choose, deliver, encode_json
 from cke.errors import CkeError, Diagnostic, Note
+from cke.schemas.trace import Level
 
 trace_app = App(help="Capture what a model computes, or compare two captures.")
 
@@ -66,17 +67,27 @@ def oracle(
 
 
 def request_of(
-    tokens: str, steps: str = "", segments: str = "", edges: str = "", layers: str = ""
+    tokens: str,
+    steps: str = "",
+    segments: str = "",
+    edges: str = "",
+    layers: str = "",
+    capture: str = "tensor",
 ) -> Any:
     """Return the capture request of the command line's texts."""
     from cke.runtime.schedule import CaptureRequest
 
+    levels: dict[str, Level] = {"summary": "summary", "tensor": "tensor"}
+    if capture not in levels:
+        message = f"`--capture` expects summary or tensor, got `{capture}`"
+        raise CkeError(Diagnostic(code="CKE701", message=message))
     return CaptureRequest(
         tokens=parse_rows(tokens),
         forced=parse_rows(steps) if steps.strip() else (),
         segments=parse_rows(segments)[0] if segments.strip() else (),
         edges=frozenset(edges.replace(",", " ").split()) or None,
         layers=frozenset(parse_rows(layers)[0]) if layers.strip() else None,
+        level=levels[capture],
     )
 
 
@@ -93,6 +104,7 @@ def trace(
     segments: str = "",
     edges: str = "",
     layers: str = "",
+    capture: str = "tensor",
 ) -> int:
     """Capture what a model computes, with proof that looking changed nothing, as a trace folder.
 
@@ -106,8 +118,11 @@ def trace(
     dtype: float32 or bfloat16.
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
     segments: end columns of the prefill forwards, for a chunked prefill.
-    edges: checkpoint names to capture, without their layer; all by default.
+    edges: what to capture, all by default: names of checkpoints without their layer, ids such as
+        `layer.3.layer_output`, and ranges of stops in the order of execution such as `10:20`.
     layers: numbers of the layers to capture; all by default.
+    capture: tensor keeps all values; summary keeps minimum, maximum, mean, norm, counts of NaN and
+        infinite elements, and a hash.
     """
     import cke.api
     from cke.api.evidence import subject_trace
@@ -119,11 +134,15 @@ def trace(
     loaded = cke.api.load(model, circuit, dtype)
     if prompt:
         tokens = " ".join(map(str, loaded.tokenizer.encode(prompt)))
-    request = request_of(tokens, steps, segments, edges, layers)
+    request = request_of(tokens, steps, segments, edges, layers, capture)
     written = subject_trace(loaded, request, out, circuit=circuit)
     body = written.body
-    print(f"{len(body.records)} captures in {out}: {body.neutrality.status}")
-    return 0 if body.neutrality.status in ("neutral", "isolated") else 4
+    gate = body.neutrality
+    print(f"{len(body.records)} captures in {out}: {gate.status}")
+    if gate.finding is not None:
+        shown = ", ".join(gate.differing[:3])
+        sys.stderr.write(f"{gate.finding}: {len(gate.differing)} outputs differ, such as {shown}\n")
+    return 0 if gate.status in ("neutral", "isolated") else 4
 
 
 @trace_app.command(name="diff")

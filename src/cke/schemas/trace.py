@@ -13,10 +13,15 @@ SCHEMA = "cke.xray_execution_trace"
 VERSION = 1
 
 Phase = Literal["prefill", "decode", "encode"]
+Level = Literal["tensor", "summary"]
+"""What is kept of an edge: all its values, or the summary alone."""
 
 
 class Summary(Node, frozen=True):
-    """Min, max, mean and l2 over the finite elements; counts of NaN and infinite ones."""
+    """Min, max, mean and l2 over the finite elements; counts of NaN and infinite ones.
+
+    A capture counts what its run computed: no padding rows, no empty cache rows.
+    """
 
     min: float | None
     max: float | None
@@ -31,9 +36,9 @@ class Record(Node, frozen=True):
 
     `checkpoint_id` is `layer.<L>.<name>` or `<name>`; `dtype` is fp32, fp16, bf16, fp64, i32 or
     bool; `sha256` covers the logical little-endian bytes; `tensor_path` is a relative file, or
-    `tensors.safetensors#key`, and None when only the summary was kept. `derivation` says how the
-    producer obtained a point that it does not expose itself. `alias_of` is the checkpoint id whose
-    value this one has by construction.
+    `tensors.safetensors#key`, and None exactly when `level` is `summary`; then `sha256` may be
+    None. `derivation` says how the producer obtained a point that it does not expose itself.
+    `alias_of` is the checkpoint id whose value this one has by construction.
     """
 
     checkpoint_id: str
@@ -54,14 +59,19 @@ class Record(Node, frozen=True):
     derivation: str | None = None
     order: int | None = None
     alias_of: str | None = None
+    level: Level = "tensor"
 
 
 class KernelBatch(Node, frozen=True):
-    """Calls of one kernel within a segment."""
+    """Calls of one kernel within a segment.
+
+    The numerical contract is the one resolved at build time, the effective one that of the kernel
+    that was loaded; None when what was loaded is no registered kernel.
+    """
 
     kernel_id: str
     numerical_contract_id: str
-    effective_contract_id: str
+    effective_contract_id: str | None
     calls: int
 
 
@@ -121,7 +131,13 @@ class Identity(Node, frozen=True):
 
 
 class Neutrality(Node, frozen=True):
-    """The outcome of the capture's gate: control A against B, then the captured run against B."""
+    """The outcome of the capture's gate: control A against B, then the captured run against B.
+
+    `finding` is the class of a failure; `differing` are the outputs that differ, `isolated` the
+    boundaries that are neutral alone, `rejected` those that are not. `outputs_sha256` covers
+    every output of control B: logits of each forward, and the final state. `evidence_program`
+    says that capturing changed which kernels run.
+    """
 
     status: Literal["neutral", "isolated", "evidence_program", "rejected", "not_applicable"]
     control_equal: bool | None
@@ -129,6 +145,10 @@ class Neutrality(Node, frozen=True):
     mode: str
     compared_outputs: int
     isolated: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    finding: Literal["RUNTIME_NOT_REPEATABLE", "CAPTURE_NOT_NEUTRAL"] | None = None
+    differing: tuple[str, ...] = ()
+    outputs_sha256: str | None = None
 
 
 class Body(Node, frozen=True):
