@@ -20,6 +20,7 @@ from cke.runtime.loaded_kernels import Contracts
 from cke.runtime.records import WIRE_DTYPES, digest, join_id
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.summaries import Axes, places, summary_of, summary_program
+from cke.runtime.trace_writer import Mark
 from cke.runtime.validity import valid_mask
 from cke.schemas.trace import Phase, Record, Segment, Summary
 
@@ -40,11 +41,11 @@ class Sink(Protocol):
         """Keep one record without values."""
         ...
 
-    def mark(self) -> object:
+    def mark(self) -> Mark:
         """Return a place to rewind to."""
         ...
 
-    def rewind(self, mark: object) -> None:
+    def rewind(self, mark: Mark) -> None:
         """Drop every capture that came after the mark."""
         ...
 
