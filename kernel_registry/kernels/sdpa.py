@@ -56,20 +56,40 @@ def merge_heads(x: Array, head_map: str, axis: int) -> Array:
     return ordered.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
-def scores_of(q: Array, k: Array, scale: float | Array, cap: float | None, head_map: str) -> Array:
-    """Scores [B, K, G, T, S] in the dtype of q, after scale and soft cap."""
-    queries = group_heads(q, k.shape[2], head_map, 2)
-    dots = jnp.einsum(
-        "btkge,bske->bkgts",
-        queries,
-        k,
+def by_kv_head(x: Array, kv_heads: int, head_map: str) -> Array:
+    """[B, T, H, E] as [B, K, G T, E]: what one kv head meets is one matrix, read row by row."""
+    grouped = group_heads(x, kv_heads, head_map, 2)
+    return grouped.transpose(0, 2, 3, 1, 4).reshape(x.shape[0], kv_heads, -1, x.shape[-1])
+
+
+def batched_dot(left: Array, right: Array, axis: int) -> Array:
+    """f32 dot of [B, K, M, N] with `axis` of [B, K, .., ..], one for each kv head."""
+    return lax.dot_general(
+        left,
+        right,
+        (((3,), (axis,)), ((0, 1), (0, 1))),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def scores_of(q: Array, k: Array, scale: float | Array, cap: float | None, head_map: str) -> Array:
+    """Scores [B, K, G, T, S] in the dtype of q, after scale and soft cap."""
+    batch, keys, kv_heads = k.shape[:3]
+    dots = batched_dot(by_kv_head(q, kv_heads, head_map), jnp.swapaxes(k, 1, 2), 3)
     scores = settle(dots * jnp.asarray(scale, jnp.float32))
     if cap is not None:
         scores = settle(cap * jnp.tanh(scores / cap))
-    return store(scores, q.dtype)
+    return store(scores, q.dtype).reshape(batch, kv_heads, -1, q.shape[1], keys)
+
+
+def context_of(probabilities: Array, v: Array, head_map: str) -> Array:
+    """f32 context [B, T, H, E] of probabilities [B, K, G, T, S]."""
+    batch, kv_heads, groups, length, keys = probabilities.shape
+    rows = probabilities.reshape(batch, kv_heads, groups * length, keys)
+    context = batched_dot(rows, jnp.swapaxes(v, 1, 2), 2)
+    split = context.reshape(batch, kv_heads, groups, length, v.shape[-1])
+    return merge_heads(split.transpose(0, 3, 1, 2, 4), head_map, 2)
 
 
 def sdpa(
@@ -96,15 +116,8 @@ def sdpa(
             None, :, :, None, None
         ]
     probabilities = store(softmax(scores.astype(jnp.float32), seen, extra), q.dtype)
-    context = jnp.einsum(
-        "bkgts,bske->btkge",
-        probabilities,
-        v,
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
     return (
         merge_heads(scores, head_map, 1),
         merge_heads(probabilities, head_map, 1),
-        merge_heads(store(context, q.dtype), head_map, 2),
+        store(context_of(probabilities, v, head_map), q.dtype),
     )
