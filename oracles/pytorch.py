@@ -92,6 +92,28 @@ class PyTorchOracle:
         for key, tensor in self.model.state_dict().items():
             yield key, _to_numpy(tensor)
 
+    def module_weights(self) -> dict[tuple[str, str], Array]:
+        """Return the loaded weights by (checkpoint id, operand) of the module that makes it.
+
+        Stored as the model computes with them: [out, in] for a linear layer, experts first.
+        """
+        found: dict[tuple[str, str], Array] = {}
+        for name, point in self.table.model.items():
+            _weights_of(found, name, _submodule(self.model, point.module), point)
+        for index, layer in enumerate(_submodule(self.model, self.table.layers)):
+            for name, point in self.table.layer.items():
+                key = f"layer.{index}.{name}"
+                _weights_of(found, key, _submodule(layer, point.module), point)
+            experts = _submodule(layer, "mlp.experts")
+            if self.table.experts_function and experts is not None:
+                gate, up = experts.gate_up_proj.chunk(2, dim=1)
+                parts = {"gate": gate, "up": up, "expert_output": experts.down_proj}
+                for name, value in self.table.experts_function.items():
+                    if value.value in parts:
+                        key = f"layer.{index}.{name}"
+                        found[key, "weight"] = _to_numpy(parts[value.value])
+        return found
+
     def _forwards(
         self, segments: list[Segment], begin: Callable[[Segment], None] | None = None
     ) -> Iterator[tuple[Segment, torch.Tensor]]:
@@ -411,6 +433,23 @@ def _submodule(module: Any, path: str) -> Any:
         if module is None:
             return None
     return module
+
+
+def _weights_of(
+    found: dict[tuple[str, str], Array], key: str, module: Any, point: ModulePoint
+) -> None:
+    """Add what a module that makes a checkpoint computes with; containers have none."""
+    if module is None or not point.module or point.at != "output":
+        return
+    for operand, tensor in module.named_parameters(recurse=False):
+        if operand not in ("weight", "bias"):
+            continue
+        value = tensor
+        if operand == "weight" and type(module).__name__ == "Conv1D":
+            value = value.T
+        if point.chunk is not None:
+            value = value.chunk(point.chunk[1], dim=0)[point.chunk[0]]
+        found[key, operand] = _to_numpy(value)
 
 
 def _register(attention: Callable[..., Any], experts: Callable[..., Any]) -> None:

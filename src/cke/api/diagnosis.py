@@ -1,0 +1,237 @@
+"""X-Ray on a model or on traces: builds and captures the sides, and hands them to the diagnosis."""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cke.api.evidence import oracle_trace, subject_trace
+from cke.api.facts import run_dtype
+from cke.api.model import Model, load
+from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+from cke.oracles.open import open_oracle
+from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_reader import TraceFolder, read_trace
+from cke.runtime.trace_writer import TraceWriter
+from cke.runtime.weights.load import Weights
+from cke.schemas.diagnosis import Diagnosis
+from cke.schemas.manifest import Manifest
+from cke.xray.diagnose import diagnose
+from cke.xray.weights import OracleWeights
+
+LIVE = ("pytorch", "llamacpp", "reference")
+
+
+class ModelSubject:
+    """A model with its circuit, as the subject of a diagnosis."""
+
+    def __init__(self, model: Model, circuit: str | Path | None) -> None:
+        from cke.api.build import built_package
+
+        self.model = model
+        self.circuit = circuit
+        self.dtype = model.dtype
+        self.constants: dict[str, Any] = dict(model.files.config)
+        package = built_package(model.files, circuit, model.dtype, ("*",))
+        assert package.manifest is not None, "a built package has a manifest"
+        self.manifest: Manifest = package.manifest
+        self._stored = Weights(model.files, self.manifest.bindings)
+
+    @cached_property
+    def _placed(self) -> dict[str, Any]:
+        from cke.runtime.placement import place_weights
+
+        programs = self.manifest.calls.programs
+        stored = self._stored
+        return place_weights(programs, stored.__getitem__, stored.canonical, stored.fused)
+
+    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
+        """Run the request, and keep the edges it asks for."""
+        subject_trace(self.model, request, out, circuit=self.circuit)
+        return read_trace(out)
+
+    def weight(self, semantic: str) -> np.ndarray:
+        """Return a semantic weight in the run dtype."""
+        return self._stored[semantic]
+
+    def placed(self, phase: str, step: str) -> Mapping[str, Any]:
+        """Return the weights of a step as generated code takes them."""
+        found: Mapping[str, Any] = self._placed[phase][step]
+        return found
+
+
+class LiveOracle:
+    """transformers, llama.cpp or the interpreter, on a model's own files."""
+
+    def __init__(self, name: str, model: Path, dtype: str) -> None:
+        self.name = name
+        self.path = model
+        self.dtype = "f64" if name == "reference" else dtype
+        self._opened: Any = None if name == "reference" else open_oracle(name, model, dtype)
+        self.weight_dtypes = self._dtypes()
+
+    def _dtypes(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        if self.name == "pytorch":
+            for _, array in self._opened.weights():
+                counts[array.dtype.name] = counts.get(array.dtype.name, 0) + 1
+        return counts
+
+    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
+        """Run the request, and keep the edges it asks for."""
+        if self._opened is None:
+            oracle_trace(self.path, self.name, request, out)
+        else:
+            with TraceWriter(out) as writer:
+                writer.close(self._opened.capture(request, writer))
+        return read_trace(out)
+
+    def weights(self) -> OracleWeights | None:
+        """Return the loaded weights by checkpoint and operand, where the adapter knows them."""
+        found = getattr(self._opened, "module_weights", None)
+        return None if found is None else found()
+
+
+class RecordedOracle:
+    """A trace folder as the oracle: what it holds is all there is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trace = read_trace(folder)
+        producer = self.trace.trace.body.producer
+        self.name = producer.name
+        self.dtype = producer.dtype
+        self.weight_dtypes = dict(producer.weight_dtypes)
+
+    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
+        """Return the trace; the edges asked for are a subset of what was recorded."""
+        return self.trace
+
+    def weights(self) -> OracleWeights | None:
+        """Return nothing: a trace holds no weights."""
+        return None
+
+
+def xray(
+    model: str | Path | Model,
+    *,
+    oracle: str | Path,
+    out: str | Path,
+    tokens: tuple[tuple[int, ...], ...] | None = None,
+    circuit: str | Path | None = None,
+    dtype: str = "float32",
+    forced: tuple[tuple[int, ...], ...] = (),
+    segments: tuple[int, ...] = (),
+    oracle_model: str | Path | None = None,
+    second: tuple[Diagnosis, str] | None = None,
+    reproduce: str | None = None,
+    say: Any = lambda text: None,
+) -> Diagnosis:
+    """Diagnose a model against one pinned oracle; captures are written under `out`.
+
+    `oracle` is `pytorch`, `llamacpp`, `reference`, or a trace folder. `tokens` are rows of IDs;
+    without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
+    loads, when that is not the subject's own files. `second` is an earlier report with its sha256.
+    """
+    loaded = model if isinstance(model, Model) else load(model, circuit, dtype)
+    path = Path(str(model)) if not isinstance(model, Model) else loaded.files.path
+    subject = ModelSubject(loaded, circuit)
+    side: LiveOracle | RecordedOracle
+    if str(oracle) in LIVE:
+        side = LiveOracle(str(oracle), Path(oracle_model or path), run_dtype(dtype))
+    elif Path(oracle).is_dir():
+        side = RecordedOracle(Path(oracle))
+    else:
+        raise MissingInputError(
+            Diagnostic(
+                code="CKE720",
+                message=f"expected an oracle of `pytorch`, `llamacpp`, `reference`, or the folder "
+                f"of a trace, got `{oracle}`",
+                notes=(Note("check the value of --oracle", label="help"),),
+            )
+        )
+    rows = tokens or (recorded_tokens(side) or default_tokens(loaded))
+    request = CaptureRequest(tokens=rows, segments=segments, forced=forced)
+    if isinstance(side, RecordedOracle) and tokens is None:
+        request = recorded_request(side)
+    rounds = Path(out) / "rounds"
+    shutil.rmtree(rounds, ignore_errors=True)
+    return diagnose(
+        subject,
+        side,
+        request,
+        rounds,
+        reproduce=reproduce or f"cke xray --model {path} --oracle {oracle} --out {out}",
+        second=None if second is None else second[0],
+        second_sha256=None if second is None else second[1],
+        say=say,
+    )
+
+
+def recorded_tokens(side: LiveOracle | RecordedOracle) -> tuple[tuple[int, ...], ...] | None:
+    """Return the prompt rows that a recorded oracle ran, None for a live one."""
+    return recorded_request(side).tokens if isinstance(side, RecordedOracle) else None
+
+
+def recorded_request(side: RecordedOracle) -> CaptureRequest:
+    """Return the request that a trace answers: its prompt, forwards and forced tokens."""
+    segments = side.trace.trace.body.segments
+    prefill = [item for item in segments if item.phase == "prefill"]
+    rows: list[list[int]] = [[] for _ in prefill[0].tokens]
+    ends: list[int] = []
+    for item in prefill:
+        ends.append((ends[-1] if ends else 0) + len(item.tokens[0]))
+        for row, tokens, positions in zip(rows, item.tokens, item.positions, strict=True):
+            row += [t for t, p in zip(tokens, positions, strict=True) if p >= 0]
+    forced = tuple(
+        tuple(row[0] for row in item.tokens) for item in segments if item.phase == "decode"
+    )
+    return CaptureRequest(
+        tokens=tuple(map(tuple, rows)),
+        segments=tuple(ends) if len(ends) > 1 else (),
+        forced=forced,
+        first_position=max(0, min((p for p in prefill[0].positions[0] if p >= 0), default=0)),
+    )
+
+
+def default_tokens(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Return a packet that shows what one position or one key would hide: 12 tokens, all of use."""
+    size = model.manifest.calls.dims.get("V", 64)
+    seed = int.from_bytes(hashlib.sha256(b"cke.xray.default").digest()[:4], "little")
+    generator = np.random.default_rng(seed)
+    row = generator.integers(1, max(2, size), 12)
+    return (tuple(int(token) for token in row),)
+
+
+def read_second(path: Path) -> tuple[Diagnosis, str]:
+    """Return an earlier report and its sha256; a file that is not one is CKE730."""
+    import msgspec
+
+    from cke.schemas.diagnosis import SCHEMA, Document
+    from cke.schemas.reading import canonical_sha256
+
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=Document)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CkeError(
+            Diagnostic(
+                code="CKE730",
+                file=path.name,
+                message=f"expected an X-Ray report, got a file that is none: {error}",
+                notes=(Note("give the `report.json` of an earlier run", label="help"),),
+            )
+        ) from None
+    if document.schema != SCHEMA or canonical_sha256(document.body) != document.body_sha256:
+        raise CkeError(
+            Diagnostic(
+                code="CKE730",
+                file=path.name,
+                message=f"expected an unedited report of `{SCHEMA}`, got `{document.schema}` with "
+                "another digest",
+                notes=(Note("give the `report.json` of an earlier run", label="help"),),
+            )
+        )
+    return document.body, document.body_sha256

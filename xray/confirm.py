@@ -1,0 +1,207 @@
+"""Confirmation: every counterfactual is replayed on the oracle's inputs; which closes the gap?
+
+One that does is the explanation. Several that describe different changes, or none, leave the
+question open, and the report says so (XRAY-19, XRAY-20).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cke.schemas.diagnosis import Counterfactual
+from cke.schemas.graph_ir import Op
+from cke.xray.candidates import (
+    RANK,
+    Candidate,
+    candidates,
+    coefficients,
+    fitted,
+    insertions,
+)
+from cke.xray.diff import status_of
+from cke.xray.graph import Site
+from cke.xray.local import BAD, Bench, Judged
+from cke.xray.metrics import compare
+from cke.xray.replay import NotReplayable
+
+REPLAY_ERRORS = (
+    NotReplayable,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+)
+NEAR = 8.0
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A candidate, the op it changes, and how far the edge is from the oracle with it."""
+
+    candidate: Candidate
+    op: Op
+    error: float
+    closes: bool
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a confirmation found: changes that close the gap, best first, and how many were tried."""
+
+    closing: tuple[tuple[Counterfactual, Op, int], ...]
+    tried: int
+
+    @property
+    def confirmed(self) -> tuple[Counterfactual, Op, int] | None:
+        """The one explanation; None when there is none, or more than one."""
+        return self.closing[0] if len(self.closing) == 1 else None
+
+
+def confirm(bench: Bench, judged: Judged) -> Outcome:
+    """Replay every candidate of every op between the captured inputs and the edge."""
+    tried: list[Tried] = []
+    for step, op in judged.cone:
+        for candidate in _all(bench, judged, step, op):
+            found = _try(bench, judged, op, candidate)
+            if found is not None:
+                tried.append(found)
+    count = len(tried)
+    closing = [item for item in tried if item.closes]
+    if not closing:
+        for step, op in judged.cone:
+            for candidate in _fits(bench, judged, step, op):
+                found = _try(bench, judged, op, candidate)
+                count += 1
+                if found is not None and found.closes:
+                    closing.append(found)
+    kept = _distinct(_elsewhere(bench, judged, closing))
+    before = judged.replay.reference_against_oracle.relative_rmse
+    return Outcome(
+        tuple((_shown(item, before), item.op, item.candidate.change.step) for item in kept), count
+    )
+
+
+def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
+    graph = bench.graph(judged.segment)
+    yield from candidates(graph, step, op, bench.constants)
+    if op.id == judged.op.id:
+        index = next(
+            i for i, edge in enumerate(op.results) if edge.name == graph.origin(judged.site).edge
+        )
+        yield from insertions(
+            step, op, judged.reference, judged.oracle, judged.valid, bench.constants, index
+        )
+        operands = [
+            bench.oracle.value(graph, judged.segment, Site(step, name))
+            for name in op.inputs
+            if name
+        ]
+        if len(operands) == 2 and all(
+            item is not None and item.shape == judged.oracle.shape for item in operands
+        ):
+            yield from coefficients(
+                step,
+                op,
+                [item for item in operands if item is not None],
+                judged.oracle,
+                bench.constants,
+            )
+
+
+def _fits(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
+    def error(candidate: Candidate) -> float | None:
+        found = _try(bench, judged, op, candidate)
+        return None if found is None else found.error
+
+    yield from fitted(bench.graph(judged.segment), step, op, error, bench.constants)
+
+
+def _try(
+    bench: Bench, judged: Judged, op: Op, candidate: Candidate, segment: int | None = None
+) -> Tried | None:
+    at = judged.segment if segment is None else segment
+    graph = bench.graph(at)
+    try:
+        made = bench.reference(at, judged.site, candidate.change).result(judged.site)
+        wanted = judged.oracle if segment is None else bench.oracle.value(graph, at, judged.site)
+        if wanted is None or made.shape != wanted.shape:
+            return None
+        valid = judged.valid if segment is None else bench.valid(at, judged.site)
+        metrics = compare(np.asarray(made), wanted, graph.edge(judged.site).type.axes, valid)
+    except REPLAY_ERRORS:
+        return None
+    error = metrics.relative_rmse
+    if error is None:
+        return None
+    closes = status_of(metrics, judged.replay.gate) not in BAD
+    return Tried(candidate, op, error, closes)
+
+
+def _elsewhere(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried]:
+    """Return those that close the gap in the other forwards of the same phase as well."""
+    others = [
+        index
+        for index in range(len(bench.subject.segments))
+        if index != judged.segment and bench.graph(index).phase == bench.graph(judged.segment).phase
+    ]
+    kept = list(closing)
+    for index in others[:3]:
+        if len(kept) < 2:
+            break
+        passed = [
+            item
+            for item in kept
+            if (found := _try(bench, judged, item.op, item.candidate, index)) is None
+            or found.closes
+        ]
+        kept = passed or kept
+    return kept
+
+
+def _distinct(closing: list[Tried]) -> list[Tried]:
+    """Return one per explanation: the most specific kind, the nearest value of an attribute."""
+    if not closing:
+        return []
+    best = min(item.error for item in closing)
+    near = [item for item in closing if item.error <= NEAR * best + 1e-12]
+    kinds = {item.candidate.kind for item in near}
+    kind = min(kinds, key=RANK.index)
+    chosen = [item for item in near if item.candidate.kind == kind]
+    found: dict[tuple[str, str], Tried] = {}
+    for item in sorted(chosen, key=lambda item: (_order(item.candidate), item.error)):
+        found.setdefault((item.op.id, item.candidate.what), item)
+    return list(found.values())
+
+
+def _order(candidate: Candidate) -> int:
+    return ("declared", "config", "absent").index(_family(candidate.origin))
+
+
+def _family(origin: str) -> str:
+    if origin.startswith("config"):
+        return "config"
+    return "declared" if origin == "declared" else "absent"
+
+
+def _shown(item: Tried, before: float | None) -> Counterfactual:
+    candidate = item.candidate
+    return Counterfactual(
+        op=item.op.id,
+        kind=candidate.kind,
+        what=candidate.what,
+        old=_plain(candidate.old),
+        new=_plain(candidate.new),
+        origin=candidate.origin,
+        before=before if before is not None and math.isfinite(before) else 0.0,
+        after=item.error,
+        closes=item.closes,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,34 @@
+"""A finding before numbers, or of numbers, before it is put into a report."""
+
+import msgspec
+
+from cke.schemas.diagnosis import Counterfactual, Replay
+from cke.schemas.numerical_report import Gate, Metrics
+from cke.xray.classes import CLASSES, FailureClass, Owner
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong, where, and why we believe it; `failure_class` None is an open question."""
+
+    failure_class: str | None
+    because: tuple[str, ...]
+    owner: Owner | None = None
+    checkpoint_id: str | None = None
+    role: str | None = None
+    segment: int | None = None
+    op: str | None = None
+    operator: str | None = None
+    kernel_id: str | None = None
+    source: str | None = None
+    metrics: Metrics | None = None
+    gate: Gate | None = None
+    replay: Replay | None = None
+    confirmed_by: Counterfactual | None = None
+    also_closing: tuple[Counterfactual, ...] = ()
+    tried: int = 0
+    question: str | None = None
+
+    @property
+    def row(self) -> FailureClass | None:
+        """The row of the class table."""
+        return None if self.failure_class is None else CLASSES[self.failure_class]

@@ -1,0 +1,383 @@
+"""The stages before numbers: binding, schedule, metadata. Records are joined; no tensor is opened.
+
+Each check gives the first finding or nothing, and runs in the order of XRAY section 3. Facts of
+the oracle are its own: nothing on its side is read from the subject (XRAY-8).
+"""
+
+from collections.abc import Iterator
+
+from cke.kernel_registry.resolve import contract_of
+from cke.schemas.manifest import Manifest
+from cke.schemas.trace import Body, Record, Segment
+from cke.xray.diff import layout_fault
+from cke.xray.dtypes import WIRE_DTYPE_OF
+from cke.xray.finding import Finding
+from cke.xray.profile import profile_entry
+
+SPECIAL = 3
+
+
+def binding_fault(subject: Body, oracle: Body) -> Finding | None:
+    """Return why the two are not the same tokens, model or a repeatable, neutral capture."""
+    return next(_binding(subject, oracle), None)
+
+
+def _binding(subject: Body, oracle: Body) -> Iterator[Finding]:
+    for mine, theirs in zip(subject.segments, oracle.segments, strict=False):
+        if mine.tokens != theirs.tokens and _flat(mine) != _flat(theirs):
+            yield _tokens(mine, theirs)
+    if _all_tokens(subject) != _all_tokens(oracle):
+        yield Finding(
+            failure_class="INPUT_TOKEN_MISMATCH",
+            because=(
+                f"the subject ran {len(_all_tokens(subject))} tokens, the oracle "
+                f"{len(_all_tokens(oracle))}: {_first_difference(subject, oracle)}",
+            ),
+        )
+    yield from _identity(subject, oracle)
+    for name, side in (("subject", subject), ("oracle", oracle)):
+        if side.neutrality.control_equal is False:
+            yield Finding(
+                failure_class="RUNTIME_NOT_REPEATABLE",
+                because=(f"two runs of the {name} without captures differ in bits",),
+            )
+        if side.neutrality.status in ("rejected", "evidence_program"):
+            yield Finding(
+                failure_class="CAPTURE_NOT_NEUTRAL",
+                because=(
+                    f"capturing changed the {name}'s outputs ({side.neutrality.mode}): its tensors "
+                    "are not evidence",
+                ),
+            )
+
+
+def _flat(segment: Segment) -> list[list[int]]:
+    return [
+        [token for token, at in zip(row, positions, strict=True) if at >= 0]
+        for row, positions in zip(segment.tokens, segment.positions, strict=True)
+    ]
+
+
+def _all_tokens(body: Body) -> list[list[int]]:
+    rows = max((len(segment.tokens) for segment in body.segments), default=0)
+    found: list[list[int]] = [[] for _ in range(rows)]
+    for segment in body.segments:
+        for row, tokens in zip(found, _flat(segment), strict=False):
+            row.extend(tokens)
+    return found
+
+
+def _first_difference(subject: Body, oracle: Body) -> str:
+    for row, (mine, theirs) in enumerate(
+        zip(_all_tokens(subject), _all_tokens(oracle), strict=False)
+    ):
+        if mine != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+                min(len(mine), len(theirs)),
+            )
+            return (
+                f"row {row} differs from token {at} on: {mine[at : at + SPECIAL]} and "
+                f"{theirs[at : at + SPECIAL]}"
+            )
+    return "another number of rows"
+
+
+def _tokens(mine: Segment, theirs: Segment) -> Finding:
+    return Finding(
+        failure_class="INPUT_TOKEN_MISMATCH",
+        segment=mine.index,
+        because=(
+            f"forward {mine.index} starts with tokens {list(mine.tokens[0][:6])} on the subject "
+            f"and {list(theirs.tokens[0][:6])} on the oracle",
+        ),
+    )
+
+
+def _identity(subject: Body, oracle: Body) -> Iterator[Finding]:
+    mine, theirs = subject.identity, oracle.identity
+    for what in ("model_sha256", "family"):
+        left, right = getattr(mine, what), getattr(theirs, what)
+        if left is not None and right is not None and left != right:
+            yield Finding(
+                failure_class="IDENTITY_MISMATCH",
+                because=(f"`{what}` is {_short(left)} on the subject and {_short(right)} there",),
+            )
+
+
+def _short(text: str) -> str:
+    return f"`{text[:12]}`"
+
+
+def schedule_fault(subject: Body, oracle: Body) -> Finding | None:
+    """Return the first difference of segmentation, then of positions, then of the cache."""
+    return next(_schedule(subject.segments, oracle.segments), None) or _strides(subject, oracle)
+
+
+def _schedule(subject: tuple[Segment, ...], oracle: tuple[Segment, ...]) -> Iterator[Finding]:
+    def form(segments: tuple[Segment, ...]) -> list[tuple[str, int, str]]:
+        return [(s.phase, len(s.tokens[0]), s.cache_action) for s in segments]
+
+    if form(subject) != form(oracle):
+        yield Finding(
+            failure_class="EXECUTION_POLICY_MISMATCH",
+            because=(
+                f"the subject ran {_forwards(subject)}, the oracle {_forwards(oracle)}: these are "
+                "different executions",
+            ),
+        )
+    for mine, theirs in zip(subject, oracle, strict=False):
+        if mine.positions != theirs.positions:
+            yield Finding(
+                failure_class="POSITION_STATE_MISMATCH",
+                segment=mine.index,
+                because=(_positions(mine, theirs),),
+            )
+    for mine, theirs in zip(subject, oracle, strict=False):
+        for field in ("append_index", "cache_token_count"):
+            left, right = getattr(mine, field), getattr(theirs, field)
+            if left != right:
+                yield Finding(
+                    failure_class="CACHE_STATE_METADATA_MISMATCH",
+                    segment=mine.index,
+                    because=(
+                        f"`{field}` of forward {mine.index} is {list(left)} on the subject and "
+                        f"{list(right)} on the oracle",
+                    ),
+                )
+
+
+def _forwards(segments: tuple[Segment, ...]) -> str:
+    return " + ".join(f"{s.phase} {len(s.tokens[0])} ({s.cache_action})" for s in segments)
+
+
+def _positions(mine: Segment, theirs: Segment) -> str:
+    for row, (left, right) in enumerate(zip(mine.positions, theirs.positions, strict=False)):
+        if left != right:
+            return (
+                f"row {row} of forward {mine.index} was fed positions {list(left[:8])} on the "
+                f"subject and {list(right[:8])} on the oracle"
+            )
+    return f"forward {mine.index} has another number of rows"
+
+
+def _strides(subject: Body, oracle: Body) -> Finding | None:
+    mine, theirs = subject.cache_layout, oracle.cache_layout
+    if mine is None or theirs is None or mine.layout_id != theirs.layout_id or mine == theirs:
+        return None
+    return Finding(
+        failure_class="CACHE_STATE_METADATA_MISMATCH",
+        because=(f"the caches of layout `{mine.layout_id}` have other strides",),
+    )
+
+
+def registry_fault(manifest: Manifest) -> Finding | None:
+    """Return where call IR, resolutions and registry disagree on the kernel of an op."""
+    chosen = {
+        (item.phase, item.function, op): item for item in manifest.resolutions for op in item.ops
+    }
+    for program in manifest.calls.programs:
+        for function in program.functions:
+            for call in function.calls:
+                for member in call.members:
+                    resolved = chosen.get((program.phase, function.name, member.op))
+                    if resolved is None or resolved.kernel_id != call.kernel_id:
+                        was = "nothing" if resolved is None else f"`{resolved.kernel_id}`"
+                        return _kernel(
+                            call.kernel_id,
+                            member.op,
+                            f"call IR of {program.phase} runs `{call.kernel_id}` for `{member.op}` "
+                            f"of `{function.name}`, and {was} was resolved",
+                            "KERNEL_BINDING_MISMATCH",
+                        )
+                contract = contract_of(call.kernel_id)
+                if contract.function != call.function:
+                    return _kernel(
+                        call.kernel_id,
+                        call.id,
+                        f"call IR calls `{call.function}`, the contract of `{call.kernel_id}` "
+                        f"declares `{contract.function}`",
+                        "KERNEL_BINDING_MISMATCH",
+                    )
+                if contract.contract_id != call.contract_id:
+                    return _kernel(
+                        call.kernel_id,
+                        call.id,
+                        f"call IR was resolved under contract `{call.contract_id}`, the registry "
+                        f"now has `{contract.contract_id}`",
+                        "NUMERICAL_CONTRACT_MISMATCH",
+                    )
+    return None
+
+
+def _kernel(kernel_id: str, op: str, text: str, name: str) -> Finding:
+    return Finding(failure_class=name, op=op, kernel_id=kernel_id, because=(text,))
+
+
+def declared_fault(
+    manifest: Manifest,
+    subject_dtype: str,
+    backend: str,
+    oracle_dtype: str,
+    oracle_weights: dict[str, int],
+) -> Finding | None:
+    """Return what declared metadata alone refuses, before either model runs (XRAY-36)."""
+    if backend != "reference" and oracle_dtype != subject_dtype:
+        return Finding(
+            failure_class="DIAGNOSTIC_EXPORT_MAPPING",
+            because=(
+                f"the oracle runs in {oracle_dtype}, the subject in {subject_dtype}: load both in "
+                "one dtype",
+            ),
+        )
+    if profile_entry(backend, oracle_dtype) is None:
+        return Finding(
+            failure_class="MISSING_TOLERANCE_PROFILE",
+            because=(f"`{backend}` at {oracle_dtype} has no entry in xray/profiles",),
+        )
+    named = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+    floats = {named[name]: count for name, count in oracle_weights.items() if name in named}
+    loaded = max(floats, key=lambda name: floats[name], default=oracle_dtype)
+    if backend == "pytorch" and loaded != oracle_dtype:
+        return Finding(
+            failure_class="DIAGNOSTIC_EXPORT_MAPPING",
+            because=(
+                f"the oracle says {oracle_dtype}, and most of its loaded tensors are {loaded}",
+            ),
+        )
+    return registry_fault(manifest)
+
+
+def metadata_fault(
+    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None = None
+) -> Finding | None:
+    """Return the first checkpoint whose metadata cannot be joined; every record is looked at."""
+    return next(_metadata(manifest, subject, oracle, wanted), None)
+
+
+def _metadata(
+    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None
+) -> Iterator[Finding]:
+    bound = {(item.checkpoint.name, item.checkpoint.role): item for item in manifest.checkpoints}
+    contracts = {
+        call.id + program.phase + function.name: call
+        for program in manifest.calls.programs
+        for function in program.functions
+        for call in function.calls
+    }
+    theirs = {(r.segment, r.checkpoint_id, r.role): r for r in oracle.records}
+    pairs = [
+        (record, theirs[key])
+        for record in subject.records
+        if (key := (record.segment, record.checkpoint_id, record.role)) in theirs
+    ]
+    for mine, other in pairs:
+        if mine.version != other.version:
+            yield _at(
+                mine,
+                "CHECKPOINT_VERSION_MISMATCH",
+                f"version {mine.version} of the subject, {other.version} of the oracle",
+            )
+    yield from _missing(manifest, subject, oracle, wanted)
+    for record in subject.records:
+        binding = bound.get((_name(record), record.role))
+        if binding is None or record.kernel_id is None:
+            continue
+        call = contracts.get(binding.call + binding.phase + binding.function)
+        if record.kernel_id not in {
+            item.kernel_id
+            for item in manifest.checkpoints
+            if (item.checkpoint.name, item.checkpoint.role) == (_name(record), record.role)
+        }:
+            yield _at(
+                record,
+                "KERNEL_BINDING_MISMATCH",
+                f"the trace ran `{record.kernel_id}`, the manifest binds `{binding.kernel_id}`",
+            )
+        effective = record.effective_contract_id
+        if call is not None and effective is not None:
+            if record.numerical_contract_id != effective:
+                yield _at(
+                    record,
+                    "NUMERICAL_CONTRACT_MISMATCH",
+                    f"contract `{record.numerical_contract_id}` was resolved, `{effective}` ran",
+                )
+    entry = profile_entry(oracle.producer.name, oracle.producer.dtype)
+    for mine, other in pairs:
+        yield from _storage(mine, other, entry.storage if entry else None, subject, oracle)
+    for mine, other in pairs:
+        fault = layout_fault(mine, other)
+        if fault is not None:
+            logical = sorted(mine.axes) == sorted(other.axes)
+            yield _at(
+                mine,
+                "LAYOUT_MISMATCH",
+                f"no permutation of named axes reconciles them: {fault}",
+                "circuit" if logical else "reference_adapter",
+            )
+
+
+def _storage(
+    mine: Record, other: Record, usual: str | None, subject: Body, oracle: Body
+) -> Iterator[Finding]:
+    floats = ("fp32", "fp16", "bf16", "fp64")
+    if mine.dtype not in floats or other.dtype not in floats:
+        if mine.dtype != other.dtype:
+            yield _at(
+                mine,
+                "DIAGNOSTIC_EXPORT_MAPPING",
+                f"the subject has {mine.dtype} here, the oracle exports {other.dtype}",
+            )
+        return
+    run = WIRE_DTYPE_OF[subject.producer.dtype]
+    if usual == WIRE_DTYPE_OF[oracle.producer.dtype] == run and mine.dtype != other.dtype:
+        if other.dtype == run:
+            yield _at(
+                mine,
+                "STORAGE_CONTRACT_MISMATCH",
+                f"the subject stores {mine.dtype} here, the oracle {other.dtype}",
+                "circuit",
+            )
+
+
+def _missing(
+    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None
+) -> Iterator[Finding]:
+    known = {item.checkpoint.name for item in manifest.checkpoints}
+    live = oracle.producer.name in ("pytorch", "llamacpp")
+    for record in oracle.records:
+        name = _name(record)
+        if live and name not in known and not name.startswith("edge/"):
+            yield _at(
+                record,
+                "CIRCUIT_PRODUCER_MISMATCH",
+                f"the oracle computes `{name}`, and no op of the circuit makes it",
+            )
+    have = {_name(record) for record in oracle.records}
+    for name in sorted(wanted or ()):
+        if name in known and name not in have:
+            record = next((r for r in subject.records if _name(r) == name), None)
+            yield Finding(
+                failure_class="MISSING_CHECKPOINT",
+                checkpoint_id=name if record is None else record.checkpoint_id,
+                because=(f"the oracle does not export `{name}`",),
+            )
+
+
+def _name(record: Record) -> str:
+    identifier = record.checkpoint_id
+    if record.layer is None:
+        return identifier
+    return identifier.removeprefix(f"layer.{record.layer}.")
+
+
+def _at(record: Record, name: str, text: str, owner: str | None = None) -> Finding:
+    return Finding(
+        failure_class=name,
+        owner=owner,  # type: ignore[arg-type]
+        checkpoint_id=record.checkpoint_id,
+        role=record.role,
+        segment=record.segment,
+        kernel_id=record.kernel_id,
+        because=(f"{record.checkpoint_id}: {text}",),
+    )

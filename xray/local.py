@@ -1,0 +1,188 @@
+"""One op judged alone: kernel, reference and oracle on the oracle's inputs, and what that says."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.schemas.diagnosis import Replay
+from cke.schemas.graph_ir import Op
+from cke.schemas.numerical_report import Gate, Metrics
+from cke.xray.budget import forward_error
+from cke.xray.diff import status_of
+from cke.xray.graph import ProgramGraph, Site
+from cke.xray.metrics import compare
+from cke.xray.replay import (
+    Change,
+    KernelReplayer,
+    NotReplayable,
+    ReferenceReplayer,
+    SubjectWeights,
+)
+from cke.xray.validity import valid_elements
+from cke.xray.values import TraceValues
+
+Array = NDArray[Any]
+WIRE = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "f64": "fp64"}
+BAD = ("over", "nonfinite")
+
+
+class Bench:
+    """Both traces of a comparison, the graph and the weights: everything a replay needs."""
+
+    def __init__(
+        self,
+        graphs: dict[str, ProgramGraph],
+        subject: TraceValues,
+        oracle: TraceValues,
+        weights: SubjectWeights,
+        constants: dict[str, Any],
+    ) -> None:
+        self.graphs = graphs
+        self.subject, self.oracle = subject, oracle
+        self.weights = weights
+        self.constants = constants
+
+    def graph(self, segment: int) -> ProgramGraph:
+        """Return the graph of the phase that a segment ran."""
+        wide = len(self.subject.segments[segment].tokens[0]) > 1
+        phase = "prefill" if wide else "decode"
+        return self.graphs.get(phase) or next(iter(self.graphs.values()))
+
+    def valid(self, segment: int, site: Site) -> Array | None:
+        """Return which elements of an edge both sides computed."""
+        record = self.oracle.record(self.graph(segment), segment, site)
+        kind = self.graph(segment).type_of(site)
+        if record is None or kind is None:
+            return None
+        sizes = dict(zip(record.axes, record.shape, strict=True))
+        shaped = msgspec.structs.replace(
+            record, axes=kind.axes, shape=tuple(sizes[name] for name in kind.axes)
+        )
+        return valid_elements(shaped, self.subject.segments[segment])
+
+    def reference(
+        self,
+        segment: int,
+        site: Site,
+        change: Change | None = None,
+        side: TraceValues | None = None,
+    ) -> ReferenceReplayer:
+        """Return a finished float64 replay of an edge."""
+        graph = self.graph(segment)
+        replayer = ReferenceReplayer(graph, side or self.oracle, self.weights, segment, change)
+        replayer.result(site)
+        return replayer
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """An edge judged alone, with the arrays that a confirmation needs."""
+
+    site: Site
+    segment: int
+    op: Op
+    replay: Replay
+    reference: Array
+    oracle: Array
+    valid: Array | None
+    cone: tuple[tuple[int, Op], ...]
+    kernel: Array
+
+    @property
+    def clean(self) -> bool:
+        """Whether the op alone explains nothing."""
+        return self.replay.says == "inherited"
+
+
+def judge(bench: Bench, segment: int, site: Site) -> Judged | None:
+    """Return the judgement of an edge; None when the oracle does not show it or it cannot run."""
+    graph = bench.graph(segment)
+    wanted = bench.oracle.value(graph, segment, site)
+    op = graph.producer(site)
+    if wanted is None or op is None:
+        return None
+    try:
+        reference = bench.reference(segment, site)
+        kernels = KernelReplayer(graph, bench.oracle, bench.weights, segment)
+        made = kernels.result(site)
+    except NotReplayable:
+        return None
+    expected = reference.result(site)
+    if made.shape != wanted.shape or expected.shape != wanted.shape:
+        return None
+    valid = bench.valid(segment, site)
+    axes = graph.edge(site).type.axes
+    cone = tuple((step, item) for (step, _), item in reference.ops.items())
+    gate = local_gate(graph, cone, made, wanted)
+    left = _measured(made, expected, axes, valid)
+    middle = _measured(expected, wanted, axes, valid)
+    right = _measured(made, wanted, axes, valid)
+    return Judged(
+        site=site,
+        segment=segment,
+        op=op,
+        replay=Replay(
+            ops=tuple(f"{graph.step_key(step)}.{item.id}" for step, item in cone),
+            inputs=tuple(f"{_step(graph, s)}{s.edge}" for s in reference.read),
+            kernel_against_reference=left,
+            reference_against_oracle=middle,
+            kernel_against_oracle=right,
+            compiled_against_kernel=None,
+            gate=gate,
+            says=_says(left, middle, right, gate),
+        ),
+        reference=expected,
+        oracle=wanted,
+        valid=valid,
+        cone=cone,
+        kernel=made,
+    )
+
+
+def _step(graph: ProgramGraph, site: Site) -> str:
+    return "" if site.step < 0 else f"{graph.step_key(site.step)}."
+
+
+def _measured(left: Array, right: Array, axes: tuple[str, ...], valid: Array | None) -> Metrics:
+    return compare(np.asarray(left), np.asarray(right), axes, valid)
+
+
+def _says(left: Metrics, middle: Metrics, right: Metrics, gate: Gate) -> Any:
+    if status_of(right, gate) not in BAD and status_of(left, gate) not in BAD:
+        return "inherited"
+    if left.mismatched_nonfinite:
+        return "not_finite"
+    if status_of(left, gate) in BAD:
+        return "kernel"
+    return "oracle_differs" if status_of(middle, gate) in BAD else "inherited"
+
+
+def local_gate(
+    graph: ProgramGraph, cone: tuple[tuple[int, Op], ...], made: Array, wanted: Array
+) -> Gate:
+    """Return the budget of a replay: the longest sum of its ops, and no depth."""
+    longest = 1
+    for step, op in cone:
+        for name in op.inputs:
+            kind = None if name is None else _kind(graph, Site(step, name))
+            sizes = () if kind is None else kind.shape
+            longest = max([longest, *(n for n in sizes if isinstance(n, int))])
+        if op.operator == "sdpa":
+            longest = max(longest, made.shape[-1])
+    stored = [
+        WIRE[edge.type.dtype] for _, op in cone for edge in op.results if edge.type.dtype in WIRE
+    ]
+    theirs = {"float32": "fp32", "float16": "fp16", "float64": "fp64"}.get(
+        wanted.dtype.name, "bf16" if wanted.dtype.name == "bfloat16" else "fp32"
+    )
+    square = np.square(np.where(np.isfinite(wanted.astype(np.float64)), wanted, 0), dtype=float)
+    rms = float(np.sqrt(square.mean())) if square.size else None
+    return forward_error((*stored, theirs), longest, len(cone) // 4, rms)
+
+
+def _kind(graph: ProgramGraph, site: Site) -> Any:
+    try:
+        return graph.type_of(site)
+    except StopIteration:
+        return None

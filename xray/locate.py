@@ -1,0 +1,334 @@
+"""Localisation: the first op that, on the oracle's inputs, does not give the oracle's output.
+
+Sparse captures bound the first failing block; only its edges are captured then (XRAY-17, XRAY-58).
+Inside it every op is judged alone, in execution order, so that no monotonicity is assumed and a
+small cause before a large effect is still found.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.kernel_registry.operators import OPERATORS
+from cke.schemas.diagnosis import Counterfactual
+from cke.schemas.graph_ir import Op
+from cke.schemas.numerical_report import Metrics
+from cke.schemas.trace import Segment
+from cke.xray.candidates import position_changes
+from cke.xray.classes import Owner
+from cke.xray.confirm import confirm
+from cke.xray.diff import status_of
+from cke.xray.finding import Finding
+from cke.xray.graph import ProgramGraph, Site
+from cke.xray.local import BAD, Bench, Judged, judge, local_gate
+from cke.xray.metrics import compare
+from cke.xray.replay import Change, KernelReplayer, NotReplayable, ReferenceReplayer
+
+Array = NDArray[Any]
+POSITIONS = ("rope",)
+
+
+def first_fault(bench: Bench, segment: int, step: int) -> Finding | None:
+    """Return the finding about the first op of a step that is locally wrong in a segment."""
+    graph = bench.graph(segment)
+    for op in graph.function(step).ops:
+        for edge in op.results:
+            site = Site(step, edge.name)
+            judged = judge(bench, segment, site)
+            if judged is not None and not judged.clean:
+                return explain(bench, judged)
+    return None
+
+
+def explain(bench: Bench, judged: Judged) -> Finding:
+    """Return the class and owner of an op that is locally wrong."""
+    if judged.replay.says in ("kernel", "not_finite"):
+        return _kernel(bench, judged)
+    outcome = confirm(bench, judged)
+    base = _base(bench, judged)
+    found = outcome.confirmed
+    if found is None:
+        several = tuple(item for item, _, _ in outcome.closing)
+        return msgspec.structs.replace(
+            base,
+            failure_class=None,
+            because=(
+                *base.because,
+                f"{outcome.tried} single changes were replayed; "
+                + (
+                    f"{len(several)} different ones close the gap"
+                    if several
+                    else "none closes the gap"
+                ),
+            ),
+            also_closing=several,
+            tried=outcome.tried,
+            question=_question(judged, several),
+        )
+    counterfactual, op, step = found
+    name, owner = _class_of(counterfactual, op)
+    graph = bench.graph(judged.segment)
+    return msgspec.structs.replace(
+        base,
+        failure_class=name,
+        owner=owner,
+        op=op.id,
+        operator=op.operator,
+        source=str(op.span),
+        kernel_id=op.kernel.kernel_id,
+        because=(
+            *base.because,
+            f"with {describe(counterfactual)} the edge agrees: relative RMSE "
+            f"{counterfactual.before:.3g} becomes {counterfactual.after:.3g}",
+            *_inner(graph, judged, op, step),
+        ),
+        confirmed_by=counterfactual,
+        tried=outcome.tried,
+    )
+
+
+def describe(item: Counterfactual) -> str:
+    """Return a change in words."""
+    if item.kind == "insertion":
+        return f"a `{item.what}` of {item.new} after it" if item.what != "bias" else "a bias added"
+    if item.kind == "operand":
+        return f"`{item.new}` in place of `{item.old}` as {item.what}"
+    if item.kind == "operator":
+        return f"`{item.new}` in place of `{item.old}`"
+    return f"`{item.what}` {item.new} in place of {item.old}"
+
+
+def _inner(graph: ProgramGraph, judged: Judged, op: Op, step: int) -> tuple[str, ...]:
+    if op.id == judged.op.id:
+        return ()
+    return (f"the oracle does not show what `{op.id}` gives; the edge is the first that shows it",)
+
+
+def _class_of(item: Counterfactual, op: Op) -> tuple[str, Owner]:
+    if item.kind == "position":
+        return "POSITION_STATE_MISMATCH", "runtime"
+    if item.kind == "operand":
+        return "CIRCUIT_PRODUCER_MISMATCH", "circuit"
+    if item.kind == "weight":
+        return "WEIGHT_BINDING_MISMATCH", "weights"
+    if item.what == "bias" and item.kind == "insertion":
+        return "WEIGHT_BINDING_MISMATCH", "weights"
+    if op.operator in POSITIONS:
+        return "POSITION_CONTRACT_MISMATCH", "circuit"
+    return "CIRCUIT_SEMANTICS_DIVERGENCE", "circuit"
+
+
+def _question(judged: Judged, several: tuple[Counterfactual, ...]) -> str:
+    if several:
+        return "which of the changes that close the gap holds on longer and further inputs"
+    return (
+        f"what `{judged.op.operator}` should compute at `{judged.op.span}`: the kernel follows "
+        "its definition, and a second oracle would say whether the first is right"
+    )
+
+
+def _base(bench: Bench, judged: Judged) -> Finding:
+    graph = bench.graph(judged.segment)
+    point = _shown_point(bench, judged)
+    replay = judged.replay
+    return Finding(
+        failure_class=None,
+        because=(
+            "on the oracle's own inputs the kernel and the float64 definition agree "
+            f"(relative RMSE {_number(replay.kernel_against_reference)}), and the oracle's output "
+            f"is another ({_number(replay.reference_against_oracle)})",
+        ),
+        checkpoint_id=point[0],
+        role=point[1],
+        segment=judged.segment,
+        op=judged.op.id,
+        operator=judged.op.operator,
+        kernel_id=graph.call(judged.site).kernel_id,
+        source=str(judged.op.span),
+        metrics=replay.kernel_against_oracle,
+        gate=replay.gate,
+        replay=replay,
+    )
+
+
+def _shown_point(bench: Bench, judged: Judged) -> tuple[str, str | None]:
+    record = bench.oracle.record(bench.graph(judged.segment), judged.segment, judged.site)
+    assert record is not None, "a judged edge is shown by the oracle"
+    return record.checkpoint_id, record.role
+
+
+def _number(metrics: Metrics) -> str:
+    value = metrics.relative_rmse
+    if metrics.mismatched_nonfinite:
+        return f"{metrics.mismatched_nonfinite} elements are not finite on one side"
+    return "undefined" if value is None else f"{value:.3g}"
+
+
+def _kernel(bench: Bench, judged: Judged) -> Finding:
+    """Return the finding about a kernel: which one of the ops behind the edge it is."""
+    graph = bench.graph(judged.segment)
+    step, op = _guilty(bench, judged)
+    call = graph.call(Site(step, op.results[0].name))
+    base = _base(bench, judged)
+    name = "KERNEL_IMPLEMENTATION_DIVERGENCE"
+    if judged.replay.says == "not_finite":
+        name = "NONFINITE_OUTPUT"
+    elif op.operator == "sdpa":
+        name = "ATTENTION_ARITHMETIC_DIVERGENCE"
+    return msgspec.structs.replace(
+        base,
+        failure_class=name,
+        owner="kernel",
+        op=op.id,
+        operator=op.operator,
+        kernel_id=call.kernel_id,
+        source=str(op.span),
+        because=(
+            f"on the oracle's own inputs kernel `{call.kernel_id}` is off its operator's float64 "
+            f"definition (relative RMSE {_number(judged.replay.kernel_against_reference)}); the "
+            "definition against the oracle is "
+            f"{_number(judged.replay.reference_against_oracle)}",
+        ),
+    )
+
+
+def _guilty(bench: Bench, judged: Judged) -> tuple[int, Op]:
+    """Return the first op of the cone whose kernel is off its definition on the same inputs."""
+    if len(judged.cone) == 1:
+        return judged.cone[0]
+    graph = bench.graph(judged.segment)
+    reference = bench.reference(judged.segment, judged.site)
+    order = graph.order()
+    for step, op in sorted(
+        judged.cone, key=lambda item: order[Site(item[0], item[1].results[0].name)]
+    ):
+        site = Site(step, op.results[0].name)
+        made = reference.made
+        own = {Site(step, edge.name) for edge in op.results}
+        given = {at: value for at, value in made.items() if at not in own}
+        kernel = KernelReplayer(graph, bench.oracle, bench.weights, judged.segment, given=given)
+        for edge in op.results:
+            site = Site(step, edge.name)
+            if site not in made:
+                continue
+            result = kernel.result(site)
+            gate = local_gate(graph, ((step, op),), result, result)
+            if status_of(compare(result, made[site], edge.type.axes, None), gate) in BAD:
+                return step, op
+    return judged.cone[-1]
+
+
+def compiled_fault(bench: Bench, segment: int, step: int) -> Finding | None:
+    """Return where the subject's own captures are not what its kernels give on its own inputs."""
+    graph = bench.graph(segment)
+    for op in graph.function(step).ops:
+        for edge in op.results:
+            site = Site(step, edge.name)
+            found = _compiled(bench, graph, segment, site, op)
+            if found is not None:
+                return found
+    return None
+
+
+def _compiled(
+    bench: Bench, graph: ProgramGraph, segment: int, site: Site, op: Op
+) -> Finding | None:
+    captured = bench.subject.value(graph, segment, site)
+    record = bench.subject.record(graph, segment, site)
+    if captured is None or record is None:
+        return None
+    try:
+        made = KernelReplayer(graph, bench.subject, bench.weights, segment).result(site)
+    except NotReplayable:
+        return None
+    if made.shape != captured.shape:
+        return None
+    axes = graph.edge(site).type.axes
+    valid = bench.valid(segment, site)
+    metrics = compare(captured, made, axes, valid)
+    gate = local_gate(graph, ((site.step, op),), captured, captured)
+    if status_of(metrics, gate) not in BAD:
+        return None
+    base = Finding(
+        failure_class="COMPILED_PROGRAM_DIVERGENCE",
+        owner="compiler",
+        checkpoint_id=record.checkpoint_id,
+        role=record.role,
+        segment=segment,
+        op=op.id,
+        operator=op.operator,
+        kernel_id=graph.call(site).kernel_id,
+        source=str(op.span),
+        metrics=metrics,
+        gate=gate,
+        because=(
+            "kernel, definition and oracle agree on the oracle's inputs; the running program gave "
+            f"another value on its own inputs (relative RMSE {_number(metrics)})",
+        ),
+    )
+    if OPERATORS[op.operator].state is not None:
+        return msgspec.structs.replace(
+            base,
+            failure_class="STATE_CACHE_DIVERGENCE",
+            owner="runtime",
+            because=(
+                *base.because,
+                state_order(bench, graph, segment, site, captured, made),
+            ),
+        )
+    fed = _fed_positions(bench, graph, segment, site, op, captured)
+    if fed is not None:
+        return msgspec.structs.replace(
+            base,
+            failure_class="POSITION_STATE_MISMATCH",
+            owner="runtime",
+            because=(*base.because, f"it is what the op gives for other positions: {fed.new}"),
+            confirmed_by=fed,
+        )
+    return base
+
+
+def state_order(
+    bench: Bench, graph: ProgramGraph, segment: int, site: Site, captured: Array, made: Array
+) -> str:
+    """Return which rows of a cache are wrong: those appended now, or those kept from before."""
+    schedule: Segment = bench.subject.segments[segment]
+    wrong = captured.astype(np.float64) != made.astype(np.float64)
+    rows = wrong.reshape(wrong.shape[0], wrong.shape[1], -1).any(axis=-1)
+    kept = np.arange(rows.shape[1])[None, :] < np.asarray(schedule.append_index)[:, None]
+    if (rows & kept).any():
+        first = np.argwhere(rows & kept)[0]
+        return f"row {int(first[1])} of sequence {int(first[0])}, cached before, was changed"
+    first = np.argwhere(rows)[0]
+    return f"row {int(first[1])} of sequence {int(first[0])}, appended now, was not stored"
+
+
+def _fed_positions(
+    bench: Bench, graph: ProgramGraph, segment: int, site: Site, op: Op, captured: Array
+) -> Counterfactual | None:
+    if not any(item.name == "positions" for item in OPERATORS[op.operator].inputs):
+        return None
+    gate = local_gate(graph, ((site.step, op),), captured, captured)
+    axes = graph.edge(site).type.axes
+    for candidate in position_changes(site.step, op):
+        change: Change = candidate.change
+        try:
+            replayer = ReferenceReplayer(graph, bench.subject, bench.weights, segment, change)
+            metrics = compare(captured, replayer.result(site), axes, bench.valid(segment, site))
+        except NotReplayable:
+            continue
+        if status_of(metrics, gate) not in BAD:
+            return Counterfactual(
+                op=op.id,
+                kind="position",
+                what="positions",
+                old="as fed",
+                new=candidate.new,
+                origin="schedule",
+                before=0.0,
+                after=metrics.relative_rmse or 0.0,
+                closes=True,
+            )
+    return None

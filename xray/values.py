@@ -1,0 +1,78 @@
+"""Values of a trace by graph edge, and what a schedule alone determines: tokens and positions."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cke.runtime.records import digest
+from cke.runtime.trace_reader import TraceFolder
+from cke.schemas.trace import Record, Segment
+from cke.xray.graph import ProgramGraph, Site
+
+Array = NDArray[np.generic]
+
+
+class TraceValues:
+    """The captures of one trace, in the subject's axes, by segment and graph edge."""
+
+    def __init__(self, *folders: TraceFolder) -> None:
+        self.folders = folders
+        self.segments: tuple[Segment, ...] = folders[0].trace.body.segments
+        self._found: dict[tuple[int, str, str | None], tuple[TraceFolder, Record]] = {}
+        for folder in folders:
+            for record in folder.trace.body.records:
+                key = (record.segment, record.checkpoint_id, record.role)
+                if record.tensor_path is not None:
+                    self._found.setdefault(key, (folder, record))
+        self._kept: dict[tuple[int, str, Site], Array | None] = {}
+
+    def record(self, graph: ProgramGraph, segment: int, site: Site) -> Record | None:
+        """Return the record that shows a value, None when the trace has none."""
+        for point in graph.points_of(site):
+            found = self._found.get((segment, point.checkpoint_id, point.role))
+            if found is not None:
+                return found[1]
+        return None
+
+    def value(self, graph: ProgramGraph, segment: int, site: Site) -> Array | None:
+        """Return a value in the axes of the graph; inputs of the program come from the schedule."""
+        key = (segment, graph.phase, graph.origin(site))
+        if key not in self._kept:
+            self._kept[key] = self._read(graph, segment, key[2])
+        return self._kept[key]
+
+    def _read(self, graph: ProgramGraph, segment: int, origin: Site) -> Array | None:
+        if origin.step < 0:
+            return self._input(segment, origin.edge)
+        op = graph.producer(origin)
+        if op is not None and op.operator == "append" and op.results[-1].name == origin.edge:
+            return key_positions(self.segments, segment)
+        record = self.record(graph, segment, origin)
+        if record is None:
+            return None
+        folder, _ = self._found[segment, record.checkpoint_id, record.role]
+        array = folder.array(record, digest)
+        kind = graph.type_of(origin)
+        assert kind is not None, "an edge that is captured has a type"
+        if sorted(kind.axes) != sorted(record.axes):
+            return None
+        if kind.axes != record.axes:
+            array = array.transpose([record.axes.index(name) for name in kind.axes])
+        return np.ascontiguousarray(array)
+
+    def _input(self, segment: int, name: str) -> Array | None:
+        source = self.segments[segment]
+        if name == "tokens":
+            return np.asarray(source.tokens, np.int32)
+        if name == "positions":
+            return np.asarray(source.positions, np.int32)
+        return None
+
+
+def key_positions(segments: tuple[Segment, ...], segment: int) -> Array:
+    """Return i32[B, S]: the position of every cached key after a segment, -1 where there is none."""
+    rows: list[list[int]] = [[] for _ in segments[segment].positions]
+    for item in segments[: segment + 1]:
+        for row, positions in zip(rows, item.positions, strict=True):
+            row.extend(position for position in positions if position >= 0)
+    width = max(map(len, rows))
+    return np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
