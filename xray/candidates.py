@@ -102,7 +102,7 @@ def _values(
     name: str, kind: str, old: Any, graph: ProgramGraph, constants: Mapping[str, Any]
 ) -> Iterator[tuple[Any, str]]:
     dims = graph.dims
-    numbers = {key: item for key, item in constants.items() if _number(item)}
+    numbers = {k: item for k, item in constants.items() if _number(item) and "token" not in k}
     if name == "scaling":
         for new in _scalings(constants):
             if new != old:
@@ -122,6 +122,8 @@ def _values(
     elif kind == "float":
         if old is not None and name in ("softcap", "cap"):
             yield None, "absent"
+        if name in ("scale", "by") and old != 1:
+            yield 1.0, "neutral"
         for key, value in numbers.items():
             for new, derived in _derived(name, float(value)):
                 if old is None or not math.isclose(new, float(old), rel_tol=1e-9):
@@ -294,8 +296,8 @@ def insertions(
             yield _insertion(step, op, index, "softcap", cap, lambda y, c=cap: c * np.tanh(y / c))
     if right.ndim >= 3:
         gap = np.where(known, right - left, np.nan)
-        with np.errstate(all="ignore"):
-            bias = np.nanmean(gap, axis=(0, 1), keepdims=True)
+        count = np.maximum(known.sum(axis=(0, 1), keepdims=True), 1)
+        bias = np.nansum(gap, axis=(0, 1), keepdims=True) / count
         if np.isfinite(bias).all() and float(np.abs(bias).max(initial=0.0)):
             yield _insertion(step, op, index, "bias", "a vector", lambda y, b=bias: y + b)
 

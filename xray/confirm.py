@@ -49,7 +49,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a confirmation found: changes that close the gap, best first, and how many were tried."""
+    """Changes that close the gap, best first, and how many were tried."""
 
     closing: tuple[tuple[Counterfactual, Op, int], ...]
     tried: int
@@ -77,7 +77,7 @@ def confirm(bench: Bench, judged: Judged) -> Outcome:
                 count += 1
                 if found is not None and found.closes:
                     closing.append(found)
-    kept = _distinct(_elsewhere(bench, judged, closing))
+    kept = _distinct(_elsewhere(bench, judged, _siblings(bench, judged, closing)))
     before = judged.replay.reference_against_oracle.relative_rmse
     return Outcome(
         tuple((_shown(item, before), item.op, item.candidate.change.step) for item in kept), count
@@ -140,6 +140,35 @@ def _try(
     return Tried(candidate, op, error, closes)
 
 
+def _siblings(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried]:
+    """Return those under which the op's other results agree as well, if there are any."""
+    graph = bench.graph(judged.segment)
+    step = graph.origin(judged.site).step
+    others = [Site(step, edge.name) for edge in judged.op.results]
+    others = [site for site in others if site != graph.origin(judged.site)]
+    whole = [
+        item
+        for item in closing
+        if all(_agrees(bench, judged, site, item.candidate) is not False for site in others)
+    ]
+    return whole or closing
+
+
+def _agrees(bench: Bench, judged: Judged, site: Site, candidate: Candidate) -> bool | None:
+    """Return whether another result agrees under a change; None when nothing can be said."""
+    graph = bench.graph(judged.segment)
+    wanted = bench.oracle.value(graph, judged.segment, site)
+    if wanted is None:
+        return None
+    try:
+        made = bench.reference(judged.segment, site, candidate.change).result(site)
+        axes = graph.edge(site).type.axes
+        metrics = compare(np.asarray(made), wanted, axes, bench.valid(judged.segment, site))
+    except REPLAY_ERRORS:
+        return None
+    return status_of(metrics, judged.replay.gate) not in BAD
+
+
 def _elsewhere(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried]:
     """Return those that close the gap in the other forwards of the same phase as well."""
     others = [
@@ -177,13 +206,9 @@ def _distinct(closing: list[Tried]) -> list[Tried]:
 
 
 def _order(candidate: Candidate) -> int:
-    return ("declared", "config", "absent").index(_family(candidate.origin))
-
-
-def _family(origin: str) -> str:
-    if origin.startswith("config"):
-        return "config"
-    return "declared" if origin == "declared" else "absent"
+    """Return the rank of an origin: neutral values and declared ones before those of the config."""
+    origins = ("neutral", "declared", "config")
+    return next((i for i, name in enumerate(origins) if candidate.origin.startswith(name)), 3)
 
 
 def _shown(item: Tried, before: float | None) -> Counterfactual:

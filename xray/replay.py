@@ -273,7 +273,7 @@ def run_kernel(
 
 
 def _definition(name: str) -> Callable[..., Any]:
-    """Return the definition of an operator; `operand_1` leaves an op out in favour of an operand."""
+    """Return the definition of an operator; `operand_1` is that operand, the op left out."""
     if name.startswith("operand_"):
         place = int(name.removeprefix("operand_"))
         return lambda *operands, **_: operands[place]

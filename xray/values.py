@@ -69,7 +69,7 @@ class TraceValues:
 
 
 def key_positions(segments: tuple[Segment, ...], segment: int) -> Array:
-    """Return i32[B, S]: the position of every cached key after a segment, -1 where there is none."""
+    """Return i32[B, S]: the position of every key cached after a segment, -1 for none."""
     rows: list[list[int]] = [[] for _ in segments[segment].positions]
     for item in segments[: segment + 1]:
         for row, positions in zip(rows, item.positions, strict=True):

@@ -107,8 +107,8 @@ def _compare(
         kernel_id=op.kernel.kernel_id,
         source=str(op.span),
         because=(
-            f"`{graph.step_key(site.step)}.{site.edge}` differs from the oracle's own weight before "
-            "any activation is computed",
+            f"`{graph.step_key(site.step)}.{site.edge}` differs from the oracle's own weight, "
+            "before any activation is computed",
             text,
         ),
     )

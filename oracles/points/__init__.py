@@ -60,6 +60,8 @@ def _merged(name: str) -> dict[str, Any]:
     base = _merged(parent)
     for name in own.pop("without", []):
         base["layer"].pop(name)
+    for name in own.pop("without_model", []):
+        base["model"].pop(name)
     for key, value in own.items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return base

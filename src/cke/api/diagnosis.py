@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from cke.api.evidence import oracle_trace, subject_trace
+from cke.api.build import built_package
+from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.open import open_oracle
+from cke.runtime.capture import Subject, capture_subject
+from cke.runtime.drivers import Driver, make_driver
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import TraceWriter
 from cke.runtime.weights.load import Weights
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.manifest import Manifest
+from cke.schemas.trace import Identity
 from cke.xray.diagnose import diagnose
 from cke.xray.weights import OracleWeights
 
@@ -30,8 +34,6 @@ class ModelSubject:
     """A model with its circuit, as the subject of a diagnosis."""
 
     def __init__(self, model: Model, circuit: str | Path | None) -> None:
-        from cke.api.build import built_package
-
         self.model = model
         self.circuit = circuit
         self.dtype = model.dtype
@@ -40,6 +42,7 @@ class ModelSubject:
         assert package.manifest is not None, "a built package has a manifest"
         self.manifest: Manifest = package.manifest
         self._stored = Weights(model.files, self.manifest.bindings)
+        self._drivers: dict[tuple[str, ...], Driver] = {}
 
     @cached_property
     def _placed(self) -> dict[str, Any]:
@@ -49,9 +52,36 @@ class ModelSubject:
         stored = self._stored
         return place_weights(programs, stored.__getitem__, stored.canonical, stored.fused)
 
+    @cached_property
+    def _identity(self) -> Identity:
+        return identity_of(self.model.files)
+
+    def _driver(self, patterns: tuple[str, ...]) -> Driver:
+        if patterns not in self._drivers:
+            package = built_package(self.model.files, self.circuit, self.dtype, patterns)
+            self._drivers[patterns] = make_driver("per_layer", package, self.model.weights)
+        return self._drivers[patterns]
+
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
-        """Run the request, and keep the edges it asks for."""
-        subject_trace(self.model, request, out, circuit=self.circuit)
+        """Run the request, and keep the edges it asks for.
+
+        One program that captures every edge serves every round, so that it is compiled once; only
+        the isolated fallback needs programs of its own.
+        """
+        asked: list[tuple[str, ...]] = []
+
+        def evidence(patterns: tuple[str, ...]) -> Driver:
+            asked.append(patterns)
+            return self._driver(("*",) if len(asked) == 1 else patterns)
+
+        subject = Subject(
+            production=self.model.driver("per_layer"),
+            evidence=evidence,
+            identity=self._identity,
+            context=self.model.context,
+        )
+        with TraceWriter(out) as writer:
+            writer.close(capture_subject(subject, request, writer))
         return read_trace(out)
 
     def weight(self, semantic: str) -> np.ndarray:

@@ -111,7 +111,7 @@ class Round(Node, frozen=True):
 
 
 class Coverage(Node, frozen=True):
-    """Ops of call IR with a compared edge, graph edges compared, and the ops without one, in order."""
+    """Ops of call IR with a compared edge, graph edges compared, and the ops without one."""
 
     ops_with_edges: int
     ops_total: int
