@@ -217,8 +217,8 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
             names = op.inputs[left], op.inputs[right]
             if op.operator in ("add", "multiply") or None in names:
                 continue
-            kinds = [types.get(name or "") for name in names]
-            if None in kinds or kinds[0].shape != kinds[1].shape or names[0] == names[1]:
+            kinds = [kind for name in names if (kind := types.get(name or "")) is not None]
+            if len(kinds) < 2 or kinds[0].shape != kinds[1].shape or names[0] == names[1]:
                 continue
             if kinds[0].dtype in ("i32", "bool"):
                 continue

@@ -33,7 +33,7 @@ class FailureClass(msgspec.Struct, frozen=True):
 
 def _row(name: str, stage: StageName, owners: str, action: str) -> FailureClass:
     allowed = tuple(owner for owner in owners.split() if owner in OWNERS)
-    return FailureClass(name, stage, allowed, action)  # type: ignore[arg-type]
+    return FailureClass(name, stage, allowed, action)
 
 
 _ROWS = (

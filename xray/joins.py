@@ -356,10 +356,10 @@ def _missing(
     have = {_name(record) for record in oracle.records}
     for name in sorted(wanted or ()):
         if name in known and name not in have:
-            record = next((r for r in subject.records if _name(r) == name), None)
+            shown = next((r for r in subject.records if _name(r) == name), None)
             yield Finding(
                 failure_class="MISSING_CHECKPOINT",
-                checkpoint_id=name if record is None else record.checkpoint_id,
+                checkpoint_id=name if shown is None else shown.checkpoint_id,
                 because=(f"the oracle does not export `{name}`",),
             )
 

@@ -19,6 +19,7 @@ from cke.schemas.attention_packet import (
     Snapshot,
 )
 from cke.schemas.decode_trace import DecodeTrace
+from cke.schemas.diagnosis import Document as DiagnosisDocument
 from cke.schemas.layer_trace import LayerTrace
 from cke.schemas.manifest import Manifest
 from cke.schemas.run_report import PrefixBinding, RunReport
@@ -26,6 +27,7 @@ from cke.schemas.run_report import PrefixBinding, RunReport
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
+    "cke.xray_orchestration_report.v1": DiagnosisDocument,
     "cke.packet-measurement.v1": PacketMeasurement,
     "cke.packet-run-evidence.v1": RunEvidence,
     "darkbloom.attention-analysis.v1": Analysis,

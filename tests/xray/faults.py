@@ -1,0 +1,123 @@
+"""Faults in circuits for tests: one edit of a copy of the library, and what must be found."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import cke
+
+
+class CircuitFault(NamedTuple):
+    """An edit of a circuit file of a family, and the edge, class and owner that it must give."""
+
+    family: str
+    old: str
+    new: str
+    checkpoint_id: str
+    failure_class: str
+    changed: str
+    file: str = "blocks/decoder.circuit"
+
+
+FAULTS = {
+    "rope-base": CircuitFault(
+        "llama",
+        "q = rope(q, positions, freqs, base: theta",
+        "q = rope(q, positions, freqs, base: 12345.0",
+        "layer.0.attention.rope_query_output",
+        "POSITION_CONTRACT_MISMATCH",
+        "base",
+    ),
+    "rope-pairing": CircuitFault(
+        "llama",
+        "pairing: split_half | interleaved = split_half",
+        "pairing: split_half | interleaved = interleaved",
+        "layer.0.attention.rope_query_output",
+        "POSITION_CONTRACT_MISMATCH",
+        "pairing",
+    ),
+    "attention-scale": CircuitFault(
+        "llama",
+        "scale: float = E ** -0.5",
+        "scale: float = D ** -0.5",
+        "layer.0.attention.attention_scores",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "scale",
+    ),
+    "window": CircuitFault(
+        "llama",
+        "mask: causal, window: window)",
+        "mask: causal, window: 5)",
+        "layer.0.attention.attention_probabilities",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "window",
+    ),
+    "activation": CircuitFault(
+        "llama",
+        "h = act(gate) * up",
+        "h = gelu_tanh(gate) * up",
+        "layer.0.mlp.mlp_gated_activation",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "gelu_tanh",
+    ),
+    "gate-and-up": CircuitFault(
+        "llama",
+        "h = act(gate) * up",
+        "h = act(up) * gate",
+        "layer.0.edge/mlp/h/silu",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "operand 0",
+    ),
+    "norm-of-another-edge": CircuitFault(
+        "llama",
+        "h = mlp_norm(x)                                           @ mlp_norm_output\n"
+        "  return x + mlp(h) * residual_scale",
+        "h = mlp_norm(h)                                           @ mlp_norm_output\n"
+        "  return x + mlp(h) * residual_scale",
+        "layer.0.mlp_norm_output",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "operand 0",
+    ),
+    "residual-scale": CircuitFault(
+        "llama",
+        "residual_scale: float = 1",
+        "residual_scale: float = 0.9",
+        "layer.0.post_attention_residual",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "by",
+    ),
+    "keys-and-values": CircuitFault(
+        "llama",
+        "keys, values = append(kv, k, v)",
+        "keys, values = append(kv, v, k)",
+        "layer.0.attention.kv_append",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "operands 1 and 2",
+    ),
+    "norm-epsilon": CircuitFault(
+        "llama",
+        "attn_norm: rms_norm[D](eps)   hf",
+        "attn_norm: rms_norm[D](eps: 0.001)   hf",
+        "layer.0.attention_norm_output",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "eps",
+    ),
+    "softcap-missing": CircuitFault(
+        "gemma2",
+        "scale: scale, softcap: softcap, mask",
+        "scale: scale, mask",
+        "layer.0.attention.attention_scores",
+        "CIRCUIT_SEMANTICS_DIVERGENCE",
+        "softcap",
+    ),
+}
+
+
+def edited(fault: CircuitFault, folder: Path) -> Path:
+    """Return a circuit file beside a copy of the library, with the one edit made."""
+    shutil.copytree(Path(cke.__file__).parent / "circuits", folder)
+    path = folder / fault.file
+    text = path.read_text("utf-8")
+    assert fault.old in text, f"`{fault.old}` is not in {fault.file}"
+    path.write_text(text.replace(fault.old, fault.new), "utf-8")
+    return folder / f"{fault.family}.circuit"

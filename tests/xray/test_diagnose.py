@@ -1,0 +1,56 @@
+"""Whole diagnoses of tiny models: faults in circuits are named, clean models are not."""
+
+from pathlib import Path
+
+import pytest
+
+from cke.api.diagnosis import xray
+from tests.models import TinyModel
+from tests.xray.faults import FAULTS, edited
+
+pytestmark = [pytest.mark.oracle_torch, pytest.mark.slow]
+SMALL = ("rope-base", "window", "gate-and-up", "keys-and-values", "norm-epsilon")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3_moe")
+
+
+def _named(name: str) -> object:
+    return name if name in SMALL else pytest.param(name, marks=pytest.mark.nightly)
+
+
+@pytest.mark.contract("XRAY-19")
+@pytest.mark.contract("XRAY-59")
+@pytest.mark.parametrize("name", [_named(name) for name in FAULTS])
+def test_a_fault_in_a_circuit_is_named_and_confirmed(
+    name: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    report = xray(
+        tiny_model(fault.family),
+        oracle="pytorch",
+        circuit=edited(fault, tmp_path / "circuits"),
+        out=tmp_path / "out",
+        forced=((5,), (9,)),
+    )
+    found = report.first_divergence
+    assert found is not None
+    assert found.checkpoint_id == fault.checkpoint_id
+    assert found.failure_class == fault.failure_class
+    assert found.fix_owner == "circuit"
+    assert found.confirmed_by is not None
+    assert found.confirmed_by.what == fault.changed
+    assert found.confirmed_by.after < found.confirmed_by.before
+    assert report.status == "complete"
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[] if f == "llama" else [pytest.mark.nightly]) for f in FAMILIES],
+)
+def test_a_clean_model_passes_and_says_its_scope(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    report = xray(tiny_model(family), oracle="pytorch", out=tmp_path, forced=((5,), (9,)))
+    assert report.first_divergence is None
+    assert (report.status, report.verdict) == ("complete", "pass_within_gate")
+    assert " edges within gate — FP32 · PyTorch · fixture " in report.banner
+    assert [stage.state for stage in report.stages] == ["passed"] * 6
