@@ -124,11 +124,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """The artifacts of one execution; `layers` when layer checkpoints were asked for."""
+    """The artifacts of one execution; `layers` when layer checkpoints were asked for.
+
+    `step_ns` is the time of each selection; no artifact holds it.
+    """
 
     report: RunReport
     trace: DecodeTrace
     layers: LayerTrace | None = None
+    step_ns: tuple[int, ...] = ()
 
     def documents(self) -> dict[str, Any]:
         """Return the artifacts as parsed JSON, by kind."""

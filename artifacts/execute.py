@@ -83,7 +83,7 @@ def execute(engine: Engine, request: RunRequest, listen: Listener | None = None)
         artifact_set_id=identity, manifest=manifest, decode_trace=tuple(outcome.decisions)
     )
     if recorders.layers is None:
-        return Execution(report, trace)
+        return Execution(report, trace, None, tuple(outcome.step_ns))
     stages = recorders.stages
     if len(recorders.layers.entries) == 0 and recorders.layers.failure is None:
         refuse_capture(f"the run ended before checkpoint step {request.checkpoint_step}")
@@ -95,7 +95,7 @@ def execute(engine: Engine, request: RunRequest, listen: Listener | None = None)
         intra_layer_checkpoint_layout=UNSET if stages is None else stages.layout(),
         intra_layer_trace=UNSET if stages is None else tuple(stages.entries),
     )
-    return Execution(report, trace, layers)
+    return Execution(report, trace, layers, tuple(outcome.step_ns))
 
 
 def _recorders(engine: Engine, request: RunRequest) -> Recorders:

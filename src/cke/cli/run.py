@@ -1,6 +1,5 @@
 """`cke run`: a model speaks. The text goes to stdout, the picture of what happened to stderr."""
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,8 @@ import msgspec
 from cyclopts import Parameter
 
 from cke.cli.output import Format, Output, deliver, encode_json, progress
+from cke.cli.run_artifacts import NO_ARTIFACTS, ArtifactOptions, check_options, run_with_artifacts
+from cke.cli.token_writer import Request, TokenWriter
 from cke.cli.weights import AllowPickle
 from cke.errors import CkeError, Diagnostic, Note
 
@@ -42,15 +43,6 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for, checked."""
-
-    tokens: list[int]
-    prompt: str | None
-    new_tokens: int
-    stops: tuple[int, ...]
-
-
 def run(
     *,
     model: Path,
@@ -69,6 +61,7 @@ def run(
     top_p: float = 1.0,
     format: Format = "human",
     output: Output = None,
+    artifacts: ArtifactOptions = NO_ARTIFACTS,
 ) -> int:
     """Generate tokens with a model, through code generated from its circuit.
 
@@ -106,10 +99,19 @@ def run(
 
     sampling = check_sampling(Sampling(temperature, top_k, top_p, seed))
     _check_input(prompt, tokens, chat)
+    if artifacts != NO_ARTIFACTS:
+        check_options(artifacts, temperature, format, output)
     loaded = load(
         model, circuit, dtype, driver=driver, allow_pickle=allow_pickle, progress=progress
     )
+    times = [time.perf_counter_ns()]
+    if prompt is not None:
+        _ = loaded.tokenizer
+    times.append(time.perf_counter_ns())
     request = _request(loaded, prompt, tokens, chat, generate, ignore_eos)
+    if artifacts != NO_ARTIFACTS:
+        times.append(time.perf_counter_ns())
+        return run_with_artifacts(artifacts, loaded, request, circuit, times)
     shown = format == "human" and output is None
     report = _generate(loaded, request, sampling, shown)
     deliver(
@@ -191,7 +193,7 @@ def _generate(model: "Model", request: Request, sampling: Any, shown: bool) -> R
     session.prefill([request.tokens])
     new: list[int] = []
     arrivals: list[tuple[float, int]] = []
-    writer = _Writer(model, request.prompt is not None, shown)
+    writer = TokenWriter(model, request.prompt is not None, shown)
     chunk = STREAM if shown else 64
     for columns in session.stream(request.new_tokens, sampling, request.stops, chunk):
         fresh = [int(token) for token in columns[0] if token >= 0]
@@ -200,32 +202,6 @@ def _generate(model: "Model", request: Request, sampling: Any, shown: bool) -> R
         writer.add(fresh)
     writer.end()
     return _report(model, request, session, new, [(started, 0), *arrivals])
-
-
-class _Writer:
-    """Shows tokens as they come: text when there is a tokenizer for it, ids otherwise."""
-
-    def __init__(self, model: "Model", text: bool, shown: bool) -> None:
-        from cke.runtime.tokenizer import StreamDecoder
-
-        self._shown = shown
-        self._decoder = StreamDecoder(model.tokenizer) if text and shown else None
-
-    def add(self, tokens: list[int]) -> None:
-        if not self._shown:
-            return
-        pieces = (
-            [self._decoder.add(token) for token in tokens]
-            if self._decoder
-            else [f"{token} " for token in tokens]
-        )
-        sys.stdout.write("".join(pieces))
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        if self._shown:
-            sys.stdout.write((self._decoder.rest() if self._decoder else "") + "\n")
-            sys.stdout.flush()
 
 
 def _result(report: RunReport) -> str:

@@ -1,0 +1,202 @@
+"""The artifact flags of `cke run`, on tiny models."""
+
+import json
+import re
+
+import pytest
+
+from cke.artifacts.check_trace import check_decode_trace
+from cke.artifacts.reading import read_decode_trace, read_layer_trace, read_run_report
+from cke.cli import main
+
+TOKENS = ["--tokens", "5 6 7", "--generate", "4", "--ignore-eos"]
+PREFIXES = (
+    "lis: perf-stage ",
+    "lis: perf-summary ",
+    "lis: perf-per-token ",
+    "lis: generation-diagnostic ",
+    "lis: generation-diagnostic-candidate ",
+    "lis: generation-diagnostic-reasoning ",
+    "lis: layer-checkpoint ",
+    "lis: simd backend=",
+    "lis: precision path=",
+    "lis: kv-cache: ",
+)
+
+
+def arguments(folder, *options):
+    return ["run", "--model", str(folder), *TOKENS, *options]
+
+
+REFUSED = [
+    (["--layer-trace-json", "l.json"], "--layer-trace-json requires --layer-checkpoints"),
+    (["--intra-layer-checkpoints", "1"], "--intra-layer-checkpoints requires --layer-checkpoints"),
+    (
+        ["--intra-layer-checkpoints", "1", "--layer-checkpoints", "2"],
+        "--intra-layer-checkpoints requires --layer-trace-json",
+    ),
+    (
+        ["--report-json", "r.json", "--forced-prefix", "1 2"],
+        "--report-json with --forced-prefix requires --forced-prefix-binding-json",
+    ),
+    (
+        ["--forced-prefix", "1 2"],
+        "--forced-prefix requires --diagnostics or --forced-prefix-binding-json",
+    ),
+    (
+        ["--forced-prefix-binding-json", "b.json", "--report-json", "r.json"],
+        "--forced-prefix-binding-json requires --forced-prefix",
+    ),
+    (
+        ["--forced-prefix-binding-json", "b.json", "--forced-prefix", "1"],
+        "--forced-prefix-binding-json requires --report-json",
+    ),
+    (
+        ["--report-json", "r.json", "--temperature", "1"],
+        "artifacts describe greedy selection: expected --temperature 0",
+    ),
+    (
+        ["--report-json", "r.json", "--format", "json"],
+        "artifact flags expect neither --format nor --output",
+    ),
+    (
+        ["--report-json", "r.json", "--trace-json", "r.json"],
+        "each artifact expects a path of its own",
+    ),
+]
+
+
+@pytest.mark.contract("LIS-57", "LIS-58", "LIS-87", "LIS-110")
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_combination_is_refused_before_a_model_is_looked_for(
+    options, text, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments("no-model", *options)) == 2
+    assert capsys.readouterr().err == f"lis: artifact error: {text}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.contract("LIS-56", "LIS-81", "LIS-103")
+@pytest.mark.parametrize("flag", ["--report-json", "--report-md", "--trace-json"])
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [(".", "`{name}` cannot be written: it is a folder"), ("no/a.json", "its folder is not there")],
+)
+def test_target_that_cannot_be_written_ends_in_1(flag, target, text, tmp_path, capsys):
+    assert main(arguments("no-model", flag, str(tmp_path / target))) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lis: artifact error: ")
+    assert text.format(name=tmp_path.name) in said
+
+
+@pytest.mark.contract("LIS-111")
+@pytest.mark.parametrize("step", ["x", "1x"])
+def test_step_that_is_no_integer_is_a_usage_error(step):
+    assert main(arguments("no-model", "--layer-checkpoints", step)) == 2
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model("llama")
+
+
+@pytest.mark.contract("LIS-1", "LIS-17", "LIS-40", "LIS-62", "LIS-83", "LIS-84", "LIS-85")
+@pytest.mark.contract("LIS-86", "LIS-88", "LIS-89", "LIS-101", "LIS-100", "LIS-146", "LIS-147")
+@pytest.mark.contract("LIS-15", "LIS-9", "LIS-13", "LIS-32")
+def test_artifacts_of_one_run(model, tmp_path, capsys):
+    paths = {name: tmp_path / f"{name}.json" for name in ("report", "trace", "layers")}
+    everything = [
+        "--report-json", str(paths["report"]), "--trace-json", str(paths["trace"]),
+        "--layer-trace-json", str(paths["layers"]), "--report-md", str(tmp_path / "r.md"),
+        "--layer-checkpoints", "2", "--intra-layer-checkpoints", "1",
+    ]  # fmt: skip
+    assert main(arguments(model, *everything, "--diagnostics", "--perf-per-token")) == 0
+    first = capsys.readouterr()
+    assert [prefix for prefix in PREFIXES if f"\n{prefix}" not in f"\n{first.err}"] == []
+    report = read_run_report(paths["report"])
+    trace, layers = read_decode_trace(paths["trace"]), read_layer_trace(paths["layers"])
+    check_decode_trace(trace.value, paths["trace"])
+    assert list(report.value.report.selected_token_ids) == [int(t) for t in first.out.split()]
+    assert report.value.manifest == trace.value.manifest == layers.value.manifest
+    ids = {item.value.artifact_set_id for item in (report, trace, layers)}
+    assert len(ids) == 1
+    stat_lines = re.findall(r"^lis: layer-checkpoint .*name=(\S+) .*min=", first.err, re.MULTILINE)
+    assert stat_lines == [entry.name for entry in layers.value.layer_trace]
+    assert "attn_scale value=" in first.err
+    assert len(layers.value.intra_layer_trace) == 17
+    cache = report.value.report.kv_cache
+    assert (cache.max_tokens, cache.used_tokens) == (128, 6)
+    assert report.value.manifest.backend.name == "xla_cpu_per_layer"
+    for path in tmp_path.iterdir():
+        text = path.read_text()
+        assert str(tmp_path) not in text
+        assert model.name not in text
+        assert "attn_scale" not in text
+
+    alone = ["--report-json", str(tmp_path / "a.json")]
+    assert main(arguments(model, *alone)) == 0
+    quiet = capsys.readouterr()
+    assert main(arguments(model, "--report-json", str(tmp_path / "b.json"), *everything[2:4])) == 0
+    traced = capsys.readouterr()
+    assert (quiet.out, quiet.err) == (traced.out, traced.err)
+    masked = [
+        re.sub("aset1:[0-9a-f]{32}", "", (tmp_path / name).read_text())
+        for name in ("a.json", "b.json")
+    ]
+    assert masked[0] == masked[1]
+    assert "perf" not in json.loads(masked[0])["report"]
+
+
+@pytest.mark.contract("LIS-114", "LIS-94", "LIS-113")
+def test_qwen3_has_a_legacy_trace_and_no_stages(tiny_model, tmp_path, capsys):
+    qwen3 = tiny_model("qwen3")
+    options = ["--layer-trace-json", str(tmp_path / "l.json"), "--layer-checkpoints", "1"]
+    assert main(arguments(qwen3, *options, "--intra-layer-checkpoints", "1")) == 2
+    assert "does not support the family qwen3_dense_decoder" in capsys.readouterr().err
+    assert not (tmp_path / "l.json").exists()
+    assert main(arguments(qwen3, *options)) == 0
+    found = read_layer_trace(tmp_path / "l.json").document
+    assert "checkpoint_layout" not in found
+    assert found["layer_trace"][0]["name"] == "layer.0.output"
+
+
+@pytest.mark.slow
+@pytest.mark.contract("LIS-152")
+def test_windowed_cache_is_uniform_and_described(tiny_model, tmp_path):
+    target = tmp_path / "r.json"
+    options = ["--report-json", str(target), "--generate", "9"]
+    assert main(["run", "--model", str(tiny_model("mistral")), "--tokens", "5 6 7", *options]) == 0
+    cache = read_run_report(target).value.report.kv_cache
+    assert cache.max_tokens == 128
+
+
+@pytest.mark.slow
+@pytest.mark.contract("LIS-152")
+def test_recurrent_state_is_refused(tiny_model, tmp_path, capsys):
+    options = ["--report-json", str(tmp_path / "r.json")]
+    assert main(arguments(tiny_model("granite_hybrid"), *options)) == 2
+    assert "report.kv_cache can describe" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+@pytest.mark.contract("LIS-15", "LIS-16", "LIS-17", "LIS-54", "LIS-78", "LIS-104", "LIS-7")
+def test_no_artifact_holds_the_prompt_the_answer_or_a_path(smollm2_gguf, tmp_path, capsys):
+    folder = tmp_path / "marker-folder"
+    folder.mkdir()
+    (folder / "model.gguf").symlink_to(smollm2_gguf)
+    names = ("report-json", "trace-json", "layer-trace-json", "report-md")
+    options = [part for name in names for part in (f"--{name}", str(tmp_path / name))]
+    prompt = "The xyzzymarker of France is"
+    command = ["run", "--model", str(folder / "model.gguf"), "--prompt", prompt, "-n", "12"]
+    assert main([*command, *options, "--layer-checkpoints", "1"]) == 0
+    answer = capsys.readouterr().out.strip()
+    assert len(answer) > 8
+    for name in names:
+        text = (tmp_path / name).read_text()
+        for marker in ("xyzzy", answer, answer[:8], "marker-folder", str(tmp_path)):
+            assert marker not in text
+    manifest = read_run_report(tmp_path / "report-json").value.manifest
+    assert (manifest.input.mode, manifest.model.format) == ("vocab_prompt", "gguf")
