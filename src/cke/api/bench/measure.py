@@ -78,17 +78,12 @@ def _bench(plan: Plan, folder: Path, progress: Callable[[str], None]) -> BenchRe
 def _subjects(
     plan: Plan, folder: Path, notes: list[str], progress: Callable[[str], None]
 ) -> Iterable[Subject]:
-    rows = max(*plan.prefills, DECODE_PROMPT + plan.new_tokens + 1)
     for driver in ("whole_step", "per_layer"):
         progress(f"compiling for the driver {driver}")
-        subject = CkeSubject(plan.path, plan.dtype, driver, rows)
-        subject.warm_up([*plan.prefills, DECODE_PROMPT], plan.new_tokens)
-        yield subject
+        yield _warm(plan, CkeSubject(plan.path, plan.dtype, driver))
     if plan.capture:
         progress("compiling with every checkpoint captured")
-        captured = CkeSubject(plan.path, plan.dtype, "per_layer", rows, ("*",), "cke captured")
-        captured.warm_up([*plan.prefills, DECODE_PROMPT], plan.new_tokens)
-        yield captured
+        yield _warm(plan, CkeSubject(plan.path, plan.dtype, "per_layer", ("*",), "cke captured"))
     if "transformers" in plan.oracles:
         if find_spec("transformers") and find_spec("torch"):
             progress("loading transformers")
@@ -99,7 +94,13 @@ def _subjects(
         path = llamacpp_file(plan, folder, notes)
         if path is not None:
             progress("loading llama.cpp")
-            yield LlamaCppSubject(path, rows + 8)
+            longest = max(*plan.prefills, DECODE_PROMPT + plan.new_tokens + 1)
+            yield LlamaCppSubject(path, longest + 8)
+
+
+def _warm(plan: Plan, subject: CkeSubject) -> CkeSubject:
+    subject.warm_up(list(plan.prefills), DECODE_PROMPT, plan.new_tokens)
+    return subject
 
 
 def llamacpp_file(plan: Plan, folder: Path, notes: list[str]) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cke.api.model import load
+from cke.runtime.session import Session
 from cke.runtime.weights.files import ModelFiles
 
 
@@ -30,41 +31,50 @@ class Subject(Protocol):
 
 
 class CkeSubject:
-    """This project, with one driver."""
+    """This project, with one driver; a session has room for what is run, as in `cke run`."""
 
     def __init__(
         self,
         path: Path,
         dtype: str,
         driver: str,
-        rows: int,
         capture: tuple[str, ...] = (),
         name: str | None = None,
     ) -> None:
         self.name = name or f"cke {driver}"
         self.model = load(path, dtype=dtype, driver=driver, capture=capture)
-        self._session = self.model.session(rows=rows)
+        self._sessions: dict[int, Session] = {}
 
-    def warm_up(self, prompts: list[int], new_tokens: int) -> None:
+    def warm_up(self, prompts: list[int], decode_prompt: int, new_tokens: int) -> None:
         """Compile the buckets in use."""
         for length in prompts:
-            self._session.warm_up(length, new_tokens)
+            self._session(length).warm_up(length)
+        self._session(decode_prompt + new_tokens + 1).warm_up(decode_prompt, new_tokens)
 
     def prefill(self, tokens: list[int]) -> float:
         """Return the seconds of a prompt, from nothing cached to the last logits."""
-        self._session.reset()
-        started = time.perf_counter()
-        np.asarray(self._session.prefill([tokens]))
-        return time.perf_counter() - started
+        return self._prefill(self._session(len(tokens)), tokens)
 
     def decode(self, prompt: list[int], count: int) -> float:
         """Return the seconds of `count` greedy tokens after a prompt."""
-        self.prefill(prompt)
-        stream = self._session.stream(count + 1)
+        session = self._session(len(prompt) + count + 1)
+        self._prefill(session, prompt)
+        stream = session.stream(count + 1)
         next(stream)
         started = time.perf_counter()
         given = sum(columns.shape[1] for columns in stream)
         assert given == count, "the bench decodes without stops"
+        return time.perf_counter() - started
+
+    def _session(self, rows: int) -> Session:
+        if rows not in self._sessions:
+            self._sessions[rows] = self.model.session(rows=rows)
+        return self._sessions[rows]
+
+    def _prefill(self, session: Session, tokens: list[int]) -> float:
+        session.reset()
+        started = time.perf_counter()
+        np.asarray(session.prefill([tokens]))
         return time.perf_counter() - started
 
 
