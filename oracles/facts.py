@@ -14,6 +14,7 @@ from typing import Any, Literal
 import ml_dtypes
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from cke.oracles.base import Array
 from cke.oracles.relations import Exchange, check_relations
@@ -21,6 +22,7 @@ from cke.runtime.records import digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.trace import Body, Record
 
+Float = NDArray[np.float64]
 Fact = Literal["tokens", "version", "dtype", "shape", "axes", "layers"]
 FactClass = Literal["INPUT_TOKEN_MISMATCH", "IDENTITY_MISMATCH", "DIAGNOSTIC_EXPORT_MAPPING"]
 CLASS_OF: dict[str, FactClass] = {
@@ -159,7 +161,8 @@ def _embedded(
     declared = [token for token, _, _ in flat]
     made = np.stack([row for _, _, row in flat])
     checked["tokens"] += len(flat)
-    fitting = [table for table in tables if table.ndim == 2 and table.shape[1] == made.shape[1]]
+    wide = [table for table in tables if table.ndim == 2 and table.shape[1] == made.shape[1]]
+    fitting = sorted(wide, key=len, reverse=True)
     if not fitting:
         yield from _pattern(record, declared, made)
         return
@@ -177,7 +180,7 @@ def _embedded(
 
 
 def _explains(
-    table: Array, tokens: list[int], positions: list[int], made: Array, others: list[Array]
+    table: Array, tokens: list[int], positions: list[int], made: Float, others: list[Array]
 ) -> bool:
     """Return whether the rows are those of `tokens`, scaled, or with a learned position added."""
     if max(tokens) >= len(table):
@@ -190,18 +193,18 @@ def _explains(
     return any(_close(looked + np.asarray(other[positions], np.float64), made) for other in learned)
 
 
-def _close(expected: Array, made: Array) -> bool:
+def _close(expected: Float, made: Float) -> bool:
     error = np.linalg.norm(expected - made, axis=-1)
     return bool(np.all(error <= SAME_ROW * np.linalg.norm(made, axis=-1) + 1e-12))
 
 
-def _nearest(table: Array, row: Array) -> int:
+def _nearest(table: Array, row: Float) -> int:
     wide = np.asarray(table, np.float64)
     norms = np.linalg.norm(wide, axis=1) * np.linalg.norm(row)
     return int(np.argmax(wide @ row / np.maximum(norms, 1e-300)))
 
 
-def _pattern(record: Record, declared: list[int], made: Array) -> Iterator[FactFinding]:
+def _pattern(record: Record, declared: list[int], made: Float) -> Iterator[FactFinding]:
     """Without a table: rows of two different tokens are never the same row."""
     seen: dict[bytes, int] = {}
     for token, row in zip(declared, made, strict=True):

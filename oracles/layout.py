@@ -1,5 +1,8 @@
 """Named axes of arrays as an oracle exposes them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from cke.errors import CkeError, Diagnostic
 
 
@@ -25,6 +28,18 @@ def unpack_axes(
             names.append(name)
             result.append(size // known if name in unknown else sizes[name])
     return tuple(names), tuple(result)
+
+
+def config_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return H, K, E and D of a transformers config, in its own spellings."""
+    heads = config.get("num_attention_heads") or config["n_head"]
+    width = config.get("hidden_size") or config["n_embd"]
+    return {
+        "H": heads,
+        "K": config.get("num_key_value_heads") or heads,
+        "E": config.get("head_dim") or width // heads,
+        "D": width,
+    }
 
 
 def _groups(axes: str) -> list[list[str]]:

@@ -10,18 +10,23 @@ from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.errors.files import cache_folder
 from cke.oracles.base import Oracle
 
+DOCUMENT = "trace.json"
 LIVE = ("pytorch", "llamacpp")
 
 
 def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
-    """Return the live oracle `name` on the model at `model`; an unknown name is CKE720."""
+    """Return the oracle `name` on the model at `model`, or the trace folder of that path.
+
+    An unknown name is CKE720.
+    """
+    if (Path(name) / DOCUMENT).is_file():
+        from cke.oracles.recorded import RecordedOracle
+
+        return RecordedOracle(Path(name))
     if name not in LIVE:
         known = ", ".join(f"`{item}`" for item in LIVE)
-        raise CkeError(
-            Diagnostic(
-                code="CKE720", message=f"expected an oracle of {known} or `reference`, got `{name}`"
-            )
-        )
+        expected = f"expected an oracle of {known}, `reference` or a trace folder"
+        raise CkeError(Diagnostic(code="CKE720", message=f"{expected}, got `{name}`"))
     if not model.exists():
         raise MissingInputError(
             Diagnostic(

@@ -17,7 +17,7 @@ import transformers
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
-from cke.oracles.layout import unpack_axes
+from cke.oracles.layout import config_sizes, unpack_axes
 from cke.oracles.points import ModulePoint, Table, table_for
 from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.runtime.records import record_of
@@ -48,7 +48,7 @@ class PyTorchOracle:
         self.model = model if model is not None else load_model(path, dtype)
         self.config = self.model.config.get_text_config()
         self.table = table_for(self.config.model_type)
-        self.dims = _dims(self.config)
+        self.dims = config_sizes(self.config.to_dict())
 
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with hooks, and again without: the outputs must be equal in bits."""
@@ -209,16 +209,6 @@ def pin(model: Any) -> None:
     model.set_attn_implementation("eager")
     if type(model)._can_set_experts_implementation():
         model.set_experts_implementation("eager")
-
-
-def _dims(config: Any) -> dict[str, int]:
-    heads = config.num_attention_heads
-    return {
-        "H": heads,
-        "K": getattr(config, "num_key_value_heads", None) or heads,
-        "E": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "D": config.hidden_size,
-    }
 
 
 def _to_numpy(tensor: torch.Tensor) -> Array:

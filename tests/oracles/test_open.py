@@ -12,7 +12,8 @@ def test_an_unknown_oracle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CkeError) as caught:
         open_oracle("onnx", tmp_path)
     assert str(caught.value) == (
-        "error[CKE720]: expected an oracle of `pytorch`, `llamacpp` or `reference`, got `onnx`"
+        "error[CKE720]: expected an oracle of `pytorch`, `llamacpp`, `reference` or a trace "
+        "folder, got `onnx`"
     )
 
 

@@ -1,4 +1,4 @@
-"""`cke trace`, `cke trace diff` and `cke oracle`: evidence of both sides, and its comparison."""
+"""`cke trace` and `cke trace diff`: evidence of a model, and the comparison of two sides."""
 
 import sys
 from pathlib import Path
@@ -28,42 +28,6 @@ def parse_rows(tokens: str) -> tuple[tuple[int, ...], ...]:
             )
         )
     return rows
-
-
-def oracle(
-    *,
-    model: Path,
-    oracle: str,
-    tokens: str,
-    out: Path,
-    dtype: str = "float32",
-    steps: str = "",
-    segments: str = "",
-) -> int:
-    """Run an oracle on token IDs and write its trace, in the format of `cke trace`.
-
-    Parameters
-    ----------
-    model: the model folder or .gguf file.
-    oracle: pytorch, llamacpp or reference.
-    tokens: the prompt's token IDs; rows of a batch are separated by `;`.
-    out: the trace folder to write.
-    dtype: float32, bfloat16 or float16.
-    steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
-    segments: end columns of the prefill forwards, for a chunked prefill.
-    """
-    from cke.api.evidence import oracle_trace
-
-    trace = oracle_trace(
-        model,
-        oracle,
-        request_of(tokens, steps, segments),
-        out,
-        dtype=dtype,
-    )
-    body = trace.body
-    print(f"{len(body.records)} captures of {oracle} {body.producer.version} in {out}")
-    return 0 if body.neutrality.status != "rejected" else 4
 
 
 def request_of(

@@ -59,7 +59,7 @@ VERBS: dict[str, Verb] = {
     ),
     "oracle": Verb(
         "Evidence",
-        "cke.cli.evidence:oracle",
+        "cke.cli.oracle:oracle_app",
         "Capture what a reference implementation computes for the same tokens.",
     ),
 }

@@ -22,9 +22,13 @@ from cke.schemas.decode_trace import DecodeTrace
 from cke.schemas.diagnosis import Document as DiagnosisDocument
 from cke.schemas.layer_trace import LayerTrace
 from cke.schemas.manifest import Manifest
+from cke.schemas.numerical_report import Document
+from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.run_report import PrefixBinding, RunReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
+    "cke.oracle_mapping": OracleMapping,
+    "cke.xray_numerical_report": Document,
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
     "cke.xray_orchestration_report.v1": DiagnosisDocument,
