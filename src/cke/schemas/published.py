@@ -20,11 +20,19 @@ from cke.schemas.attention_packet import (
 )
 from cke.schemas.decode_trace import DecodeTrace
 from cke.schemas.diagnosis import Document as DiagnosisDocument
+from cke.schemas.differential import (
+    Calibration,
+    LayerLocalization,
+    PrefixReproduction,
+    StageLocalization,
+    TokenLocalization,
+)
 from cke.schemas.layer_trace import LayerTrace
 from cke.schemas.manifest import Manifest
 from cke.schemas.numerical_report import Document
 from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.run_report import PrefixBinding, RunReport
+from cke.schemas.verification_report import VerificationReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.oracle_mapping": OracleMapping,
@@ -37,10 +45,16 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "darkbloom.attention-analysis.v1": Analysis,
     "darkbloom.attention-metadata.v1": Snapshot,
     "darkbloom.attention-packet.v1": Packet,
+    "lis.execution_artifact.v1.calibration_preflight": Calibration,
     "lis.execution_artifact.v1.decode_trace": DecodeTrace,
+    "lis.execution_artifact.v1.intra_layer_localization": StageLocalization,
+    "lis.execution_artifact.v1.layer_localization": LayerLocalization,
     "lis.execution_artifact.v1.layer_trace": LayerTrace,
+    "lis.execution_artifact.v1.prefix_policy_reproduction": PrefixReproduction,
     "lis.execution_artifact.v1.run_report": RunReport,
+    "lis.execution_artifact.v1.token_localization": TokenLocalization,
     "lis.forced_prefix_binding.v1": PrefixBinding,
+    "lis.verification_report.v1": VerificationReport,
 }
 
 
