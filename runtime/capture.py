@@ -90,7 +90,7 @@ class _Gate:
         patterns = capture_patterns(self.subject.production.package, self.request.edges)
         driver = self.subject.evidence(patterns)
         outputs = self._outputs(driver)
-        alike = _conditions(driver) == _conditions(self.subject.production)
+        alike = conditions(driver) == conditions(self.subject.production)
         equal = outputs == self.control
         neutrality = msgspec.structs.replace(neutrality, outputs_equal=equal)
         if equal and alike:
@@ -118,7 +118,7 @@ class _Gate:
             mark = self.sink.mark()
             driver = self.subject.evidence(tuple(sorted(keys[name])))
             equal = self._outputs(driver, name) == self.control
-            if equal and _conditions(driver) == _conditions(self.subject.production):
+            if equal and conditions(driver) == conditions(self.subject.production):
                 kept.append(name)
             else:
                 self.sink.rewind(mark)
@@ -140,7 +140,7 @@ class _Gate:
         return _run(driver, self.subject, self.segments, collector)
 
 
-def _conditions(driver: Driver) -> object:
+def conditions(driver: Driver) -> object:
     """Return what two runs must share for their bits to be compared (XRAY-43)."""
     providers = sorted(
         (program.phase, function.name, call.id, call.kernel_id, call.function)
@@ -173,16 +173,17 @@ def _run(
         tokens = np.asarray(segment.tokens, np.int32)
         positions = np.asarray(segment.positions, np.int32)
         logits = session.prefill(tokens, positions, logits="all")
-        outputs[f"segment.{segment.index}.logits"] = _bits(logits)
+        outputs[f"segment.{segment.index}.logits"] = bits(logits)
         if collector is not None:
             collector.finish()
     leaves, _ = jax.tree.flatten_with_path(session.state)
     for path, leaf in leaves:
-        outputs["state." + ".".join(str(item.key) for item in path)] = _bits(leaf)
+        outputs["state." + ".".join(str(item.key) for item in path)] = bits(leaf)
     return outputs
 
 
-def _bits(array: object) -> str:
+def bits(array: object) -> str:
+    """Return the digest of an array: its dtype, shape and bytes."""
     host = np.ascontiguousarray(np.asarray(array))
     text = f"{host.dtype.name}{host.shape}".encode()
     return hashlib.sha256(text + b"\0" + host.tobytes()).hexdigest()
