@@ -110,9 +110,10 @@ def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
     headers: dict[str, tuple[dict[str, Any], int, int]] = {}
     places: dict[str, tuple[Path, int]] = {}
     for index, record in enumerate(trace.body.records):
+        path = f"$.body.records[{index}].tensor_path"
+        _check_level(folder, path, record)
         if record.tensor_path is None:
             continue
-        path = f"$.body.records[{index}].tensor_path"
         name, _, key = record.tensor_path.partition("#")
         file = _inside(folder, name, path)
         if not key:
@@ -124,6 +125,18 @@ def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
         header, start, end = headers[name]
         places[record.tensor_path] = (file, start + _entry(folder, path, record, header, key, end))
     return places
+
+
+def _check_level(folder: Path, path: str, record: Record) -> None:
+    """A record of the level `tensor` has its values and their digest, one of `summary` has none."""
+    if (record.tensor_path is None) != (record.level == "summary"):
+        got = "null" if record.tensor_path is None else "a path"
+        raise _rejected(
+            "CKE707", folder, path, f"a record of level `{record.level}` does not have {got} here"
+        )
+    if record.level == "tensor" and record.sha256 is None:
+        path = path.replace("tensor_path", "sha256")
+        raise _rejected("CKE707", folder, path, "expected the digest of the tensor, got null")
 
 
 def _entry(

@@ -100,7 +100,7 @@ class TraceWriter:
 
     def note(self, record: Record) -> None:
         """Keep a record without its tensor: a summary."""
-        self.records.append(record)
+        self.records.append(msgspec.structs.replace(record, tensor_path=None, level="summary"))
 
     def mark(self) -> Mark:
         """Return a place to rewind to."""

@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cke.errors import Diagnostic, Note, RejectedError
 from cke.runtime.trace_reader import TraceFolder
+from cke.runtime.trace_writer import DOCUMENT
 from cke.schemas.numerical_report import (
     Conservation,
     Coverage,
@@ -29,10 +31,20 @@ from cke.xray.budget import forward_error
 from cke.xray.conservation import check_conservation
 from cke.xray.metrics import Block, compare_blocks, mask_of
 from cke.xray.streams import TILE, TensorStream, opened
+from cke.xray.summaries import (
+    comparable,
+    exact_metrics,
+    oracle_scale,
+    same_bytes,
+    side_by_side,
+    status_of_summaries,
+)
 from cke.xray.tiles import flat_start, tiles
 from cke.xray.validity import valid_elements
 
 JUMP = 3.0
+HELP = "capture fewer edges at a time with `--edges`; the trace holds what was neutral alone"
+OVER = ("over", "nonfinite", "summary_over")
 NEVER_SUMMED = ("B", "T", "V")
 Key = tuple[int, str, str | None]
 Pair = tuple[Record | None, Record | None]
@@ -44,8 +56,11 @@ def diff_traces(
 ) -> Report:
     """Return the numerical report; both traces must hold the same tokens and schedule.
 
-    Metadata of every row is compared before the first tensor is opened.
+    Metadata of every row is compared before the first tensor is opened. A side whose captures
+    changed a bit is no evidence and is refused (CKE724).
     """
+    for side in (subject, oracle):
+        check_neutral(side)
     pairs = _pairs(subject, oracle)
     rows: list[Row] = []
     depth, longest = 0, 1
@@ -57,7 +72,7 @@ def diff_traces(
     rankings = tuple(_rankings(subject, oracle))
     flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
     compared = [row for row in rows if row.metrics is not None]
-    verdict, status = _verdict(compared, rankings)
+    verdict, status = _verdict(rows, rankings)
     body = oracle.trace.body
     return Report(
         verdict=verdict,
@@ -71,12 +86,27 @@ def diff_traces(
         rows=tuple(rows),
         byte_exact_prefix=_prefix(compared),
         first_non_exact=next((r.stop for r in compared if not _exact(r)), None),
-        first_over_gate=next((r.stop for r in compared if r.status in ("over", "nonfinite")), None),
+        first_over_gate=next((r.stop for r in rows if r.status in OVER), None),
         curves=tuple(_curve(compared, metric) for metric in ("max_abs", "rmse")),
         conservation=tuple(_conservation(subject, oracle)),
         rankings=rankings,
         first_flip=flip,
     )
+
+
+def check_neutral(side: TraceFolder) -> None:
+    """Raise RejectedError when the gate let nothing of the trace through."""
+    status = side.trace.body.neutrality.status
+    if status in ("rejected", "evidence_program"):
+        raise RejectedError(
+            Diagnostic(
+                code="CKE724",
+                file=f"{side.folder.name}/{DOCUMENT}",
+                path="$.body.neutrality.status",
+                message=f"expected captures that changed no bit, got `{status}`",
+                notes=(Note(HELP, label="help"),),
+            )
+        )
 
 
 def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
@@ -131,7 +161,7 @@ def _row(
         detail = layout_fault(mine, theirs)
         status = "layout"
         if detail is None and None in (mine.tensor_path, theirs.tensor_path):
-            status, detail = "summary", summaries(mine, theirs)
+            status, metrics, gate, detail = _summary_row(mine, theirs, subject, oracle, passed)
         elif detail is None:
             metrics = measure(mine, theirs, subject, oracle)
             gate = gate_of(mine, theirs, metrics, *passed)
@@ -166,15 +196,22 @@ def layout_fault(mine: Record, theirs: Record) -> str | None:
     return None
 
 
-def summaries(mine: Record, theirs: Record) -> str:
-    """Return both summaries side by side, where a side keeps no values to compare."""
-    fields = ("min", "max", "mean", "l2")
-    pairs = ((name, getattr(mine.summary, name), getattr(theirs.summary, name)) for name in fields)
-    return ", ".join(f"{name} {_shown(left)} and {_shown(right)}" for name, left, right in pairs)
-
-
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.5g}"
+def _summary_row(
+    mine: Record,
+    theirs: Record,
+    subject: TraceFolder,
+    oracle: TraceFolder,
+    passed: tuple[int, int],
+) -> tuple[RowStatus, Metrics | None, Gate | None, str | None]:
+    """Return a row of which a side keeps no values: exact by its digest, else what is proven."""
+    if same_bytes(mine, theirs):
+        metrics = exact_metrics(theirs)
+        return "exact", metrics, gate_of(mine, theirs, metrics, *passed), "equal digests"
+    left, right = comparable(mine, theirs, subject, oracle)
+    depth, longest = passed
+    scale = oracle_scale(theirs, right, oracle)
+    gate = forward_error((mine.dtype, theirs.dtype), longest, depth, *scale)
+    return status_of_summaries(left, right, gate), None, gate, side_by_side(left, right)
 
 
 def measure(mine: Record, theirs: Record, subject: TraceFolder, oracle: TraceFolder) -> Metrics:
@@ -267,12 +304,15 @@ def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
         other = theirs.get(_key(record))
         if record.checkpoint_id != "logits" or other is None or record.shape != other.shape:
             continue
-        if None in (record.tensor_path, other.tensor_path):
-            continue
-        left, right = _first(subject, record), _first(oracle, other)
         segment = subject.trace.body.segments[record.segment]
         valid = np.array(segment.positions) >= 0
-        flips = tuple((int(b), int(t)) for b, t in np.argwhere((left != right) & valid))
+        if None not in (record.tensor_path, other.tensor_path):
+            left, right = _first(subject, record), _first(oracle, other)
+            flips = tuple((int(b), int(t)) for b, t in np.argwhere((left != right) & valid))
+        elif same_bytes(record, other):
+            flips = ()
+        else:
+            continue
         yield Ranking(
             check="mixed_prefill" if record.phase == "prefill" else "teacher_forced",
             segment=record.segment,
@@ -292,12 +332,15 @@ def _first(side: TraceFolder, record: Record) -> NDArray[np.int64]:
 
 
 def _verdict(rows: list[Row], rankings: tuple[Ranking, ...]) -> tuple[Verdict | None, Any]:
-    status = "complete" if rows and rankings else "incomplete"
+    """Return the verdict; a row that summaries leave open is missing evidence, never a pass."""
+    compared = any(row.metrics is not None for row in rows)
+    decided = compared and all(row.status != "summary" for row in rows)
+    status = "complete" if decided and rankings else "incomplete"
     if any(ranking.flips for ranking in rankings):
         return "behavioral_divergence", status
     if status == "incomplete":
         return None, status
-    over = any(row.status in ("over", "nonfinite") for row in rows)
+    over = any(row.status in OVER for row in rows)
     return ("cosmetic_drift" if over else "pass_within_gate"), status
 
 
@@ -332,7 +375,9 @@ def _identity(side: TraceFolder) -> dict[str, Any]:
 def _coverage(rows: list[Row], subject: TraceFolder, oracle: TraceFolder) -> Coverage:
     compared = {(r.segment, r.checkpoint_id, r.role) for r in rows if r.metrics is not None}
     missing = dict.fromkeys(
-        row.checkpoint_id for row in rows if row.status in ("subject_only", "layout", "summary")
+        row.checkpoint_id
+        for row in rows
+        if row.status in ("subject_only", "layout", "summary", "summary_over")
     )
     return Coverage(
         compared=len(compared),

@@ -55,7 +55,9 @@ def _summary(report: Report) -> Iterable[str]:
 
 def _chosen(report: Report) -> Iterable[Row]:
     marks = {report.first_non_exact, report.first_over_gate}
-    failing = [row for row in report.rows if row.status in ("over", "nonfinite", "layout")]
+    failing = [
+        row for row in report.rows if row.status in ("over", "nonfinite", "layout", "summary_over")
+    ]
     marks |= {row.stop for row in failing[: SHOWN // 2]}
     for row in report.rows:
         summit = row.layer is None or row.checkpoint_id.endswith(".layer_output")

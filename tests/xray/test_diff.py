@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from cke.errors import RejectedError
 from cke.runtime.records import record_of
 from cke.runtime.schedule import CaptureRequest
-from cke.runtime.trace_reader import read_trace
+from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import DOCUMENT, TENSORS, TraceWriter, body_sha256
 from cke.schemas.trace import Trace
 from cke.xray.diff import diff_traces
@@ -79,10 +80,10 @@ def test_what_follows_the_first_failure_is_measured_too(tmp_path: Path) -> None:
     assert report.verdict == "cosmetic_drift"
 
 
-def test_a_side_that_keeps_summaries_is_not_taken_for_compared(tmp_path: Path) -> None:
-    subject = write_trace(tmp_path / "a", REQUEST, _values())
-    with TraceWriter(tmp_path / "b") as writer:
-        for name, axes, array, _, segment in _values():
+def _summarised(out: Path, error: float) -> TraceFolder:
+    """An oracle's trace of summaries and digests."""
+    with TraceWriter(out) as writer:
+        for name, axes, array, _, segment in _values(error):
             kept = record_of(
                 array,
                 name="layer_output" if name.startswith("layer.") else name,
@@ -93,9 +94,50 @@ def test_a_side_that_keeps_summaries_is_not_taken_for_compared(tmp_path: Path) -
             )
             writer.note(kept)
         writer.close(body_of(REQUEST, "oracle"))
-    report = diff_traces(subject, read_trace(tmp_path / "b"))
-    assert {row.status for row in report.rows} == {"summary"}
-    assert report.status == "incomplete"
-    assert report.verdict is None
-    assert report.rows[0].detail is not None
-    assert report.rows[0].detail.startswith("min ")
+    return read_trace(out)
+
+
+def test_a_summary_never_proves_that_a_row_is_within(tmp_path: Path) -> None:
+    subject = write_trace(tmp_path / "a", REQUEST, _values(1e-7))
+    oracle = _summarised(tmp_path / "b", 0.0)
+    report = diff_traces(subject, oracle)
+    rows = [row for row in report.rows if row.checkpoint_id != "logits"]
+    assert {row.status for row in rows} == {"summary"}
+    assert (report.status, report.verdict) == ("incomplete", None)
+    assert rows[0].detail is not None
+    assert rows[0].detail.startswith("min ")
+    assert report.coverage.compared == 2
+
+
+def test_a_summary_proves_that_a_row_is_over(tmp_path: Path) -> None:
+    subject = write_trace(tmp_path / "a", REQUEST, _values(0.5))
+    report = diff_traces(subject, _summarised(tmp_path / "b", 0.0))
+    assert report.rows[0].status == "summary_over"
+    assert report.first_over_gate == 0
+    assert report.verdict == "cosmetic_drift"
+
+
+@pytest.mark.contract("XRAY-10")
+def test_equal_digests_are_exact_without_values(tmp_path: Path) -> None:
+    subject = write_trace(tmp_path / "a", REQUEST, _values())
+    report = diff_traces(subject, _summarised(tmp_path / "b", 0.0))
+    assert {(row.status, row.detail) for row in report.rows} == {("exact", "equal digests")}
+    assert report.byte_exact_prefix == len(report.rows)
+    assert (report.status, report.verdict) == ("complete", "pass_within_gate")
+    assert all(ranking.flips == () for ranking in report.rankings)
+
+
+def test_what_the_gate_rejected_is_not_compared(tmp_path: Path) -> None:
+    body = body_of(REQUEST)
+    gate = msgspec.structs.replace(body.neutrality, status="rejected", outputs_equal=False)
+    rejected = msgspec.structs.replace(body, neutrality=gate)
+    subject = write_trace(tmp_path / "a", REQUEST, _values(), body=rejected)
+    oracle = write_trace(tmp_path / "b", REQUEST, _values(), "oracle")
+    with pytest.raises(RejectedError) as caught:
+        diff_traces(subject, oracle)
+    assert str(caught.value) == (
+        "a/trace.json: `$.body.neutrality.status`: error[CKE724]: expected captures that changed "
+        "no bit, got `rejected`\n"
+        "  help: capture fewer edges at a time with `--edges`; the trace holds what was neutral "
+        "alone"
+    )

@@ -8,8 +8,18 @@ SCHEMA = "cke.xray_numerical_report"
 VERSION = 1
 
 RowStatus = Literal[
-    "exact", "within", "over", "nonfinite", "subject_only", "oracle_only", "layout", "summary"
+    "exact",
+    "within",
+    "over",
+    "nonfinite",
+    "subject_only",
+    "oracle_only",
+    "layout",
+    "summary",
+    "summary_over",
 ]
+"""`summary` is a row of which a side keeps no values and whose digests are not equal: whether it
+is within its gate stays open. `summary_over` is one whose summaries prove that it is not."""
 Verdict = Literal["pass_within_gate", "cosmetic_drift", "behavioral_divergence"]
 
 

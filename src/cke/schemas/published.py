@@ -18,6 +18,7 @@ from cke.schemas.attention_packet import (
     RunEvidence,
     Snapshot,
 )
+from cke.schemas.capture_neutrality import Study
 from cke.schemas.decode_trace import DecodeTrace
 from cke.schemas.diagnosis import Document as DiagnosisDocument
 from cke.schemas.differential import (
@@ -32,6 +33,7 @@ from cke.schemas.manifest import Manifest
 from cke.schemas.numerical_report import Document
 from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.run_report import PrefixBinding, RunReport
+from cke.schemas.trace import Trace
 from cke.schemas.verification_report import VerificationReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
@@ -42,6 +44,8 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.xray_orchestration_report.v1": DiagnosisDocument,
     "cke.packet-measurement.v1": PacketMeasurement,
     "cke.packet-run-evidence.v1": RunEvidence,
+    "cke.xray.capture-neutrality.v1": Study,
+    "cke.xray_execution_trace": Trace,
     "darkbloom.attention-analysis.v1": Analysis,
     "darkbloom.attention-metadata.v1": Snapshot,
     "darkbloom.attention-packet.v1": Packet,
