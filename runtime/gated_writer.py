@@ -24,7 +24,7 @@ class GatedWriter:
     Raises CkeError when `out`, or the folder beside it for rejected captures, exists.
     """
 
-    def __init__(self, out: Path, expected: int) -> None:
+    def __init__(self, out: Path, expected: int = 4096) -> None:
         self.aside = out.with_name(out.name + REJECTED)
         check_free(self.aside)
         self.out = out

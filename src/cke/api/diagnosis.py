@@ -17,6 +17,7 @@ from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.open import open_oracle
 from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
+from cke.runtime.gated_writer import GatedWriter
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import TraceWriter
@@ -80,7 +81,7 @@ class ModelSubject:
             identity=self._identity,
             context=self.model.context,
         )
-        with TraceWriter(out) as writer:
+        with GatedWriter(out) as writer:
             writer.close(capture_subject(subject, request, writer))
         return read_trace(out)
 
