@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from cke.cli.output import Format, Output, deliver, encode_json, progress
 
@@ -15,7 +16,8 @@ def bench(
     *,
     model: Path,
     dtype: str = "float32",
-    rounds: int = 5,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1))] = 5,
+    starts: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     prefill: Annotated[tuple[int, ...], Parameter(help="Prompt lengths.")] = (128, 512, 1024),
     generate: Annotated[int, Parameter(name=("--generate", "-n"))] = 128,
     against: Annotated[tuple[str, ...], Parameter(help="transformers, llamacpp.")] = (
@@ -38,6 +40,8 @@ def bench(
         A model folder, or a GGUF file.
     rounds
         How often each subject runs; medians and intervals are over these.
+    starts
+        How often each process is started; as many as rounds by default.
     generate
         Tokens of a decode.
     processes
@@ -52,6 +56,7 @@ def bench(
         path=model,
         dtype=dtype,
         rounds=rounds,
+        starts=starts,
         prefills=prefill,
         new_tokens=generate,
         oracles=against,

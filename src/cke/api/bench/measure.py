@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cke.api.bench.process import measure
-from cke.api.bench.report import BenchReport, Goal, Row, row, speed_row
+from cke.api.bench.report import BenchReport, Goal, Row, speed_row
+from cke.api.bench.starts import start_rows
 from cke.api.bench.subjects import (
     CkeSubject,
     LlamaCppSubject,
@@ -25,15 +25,12 @@ from cke.api.bench.subjects import (
 from cke.api.model import Model, settings
 from cke.runtime.weights.files import open_model
 
-WHOLE, LAYERS = "cke whole_step", "cke per_layer"
+WHOLE = "cke whole_step"
 GOALS = {
     "decode": (Goal("transformers", 1.4), Goal("llama.cpp", 0.8)),
     "prefill 512": (Goal("transformers", 0.8),),
-    "first token, cold": (Goal("transformers", 1.0),),
 }
 """What the project reaches for with SmolLM2 in f32."""
-MOST_MEMORY = 1.3
-"""The most memory above an idle process, as a multiple of weights and state."""
 DECODE_PROMPT = 16
 
 
@@ -43,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     dtype: str = "float32"
     rounds: int = 5
+    starts: int | None = None
     prefills: tuple[int, ...] = (128, 512, 1024)
     new_tokens: int = 128
     oracles: tuple[str, ...] = ("transformers", "llamacpp")
@@ -63,7 +61,11 @@ def _bench(plan: Plan, folder: Path, progress: Callable[[str], None]) -> BenchRe
     model = next(item.model for item in subjects if isinstance(item, CkeSubject))
     rows = [*_speed_rows(plan, subjects, model, progress)]
     if plan.processes:
-        rows += _process_rows(plan, folder, notes, progress)
+        others = ("transformers",) if "transformers" in {item.name for item in subjects} else ()
+        llamacpp = llamacpp_file(plan, folder, []) if "llamacpp" in plan.oracles else None
+        rows += start_rows(
+            plan.path, plan.dtype, plan.starts or plan.rounds, folder, others, llamacpp, progress
+        )
     return BenchReport(
         model=plan.path.name,
         dtype=plan.dtype,
@@ -147,44 +149,6 @@ def _interleaved(
             if number:
                 seconds[subject.name].append(spent)
     return seconds
-
-
-def _process_rows(
-    plan: Plan, folder: Path, notes: list[str], progress: Callable[[str], None]
-) -> Iterable[Row]:
-    cold: dict[str, list[float]] = {}
-    warm: dict[str, list[float]] = {}
-    memory: dict[str, list[float]] = {}
-    llamacpp = llamacpp_file(plan, folder, []) if "llamacpp" in plan.oracles else None
-    for number in range(plan.rounds):
-        progress(f"processes, round {number + 1} of {plan.rounds}")
-        for driver in ("whole_step", "per_layer"):
-            cache = folder / f"cache-{driver}-{number}"
-            options = {"dtype": plan.dtype, "driver": driver, "new_tokens": 16}
-            first = measure("cke", plan.path, cache, **options)
-            second = measure("cke", plan.path, cache, **options)
-            cold.setdefault(f"cke {driver}", []).append(first["seconds"])
-            warm.setdefault(f"cke {driver}", []).append(second["seconds"])
-            idle = measure("idle", plan.path, cache)
-            held = second["weights"] + second["state"]
-            memory.setdefault(f"cke {driver}", []).append(second["peak"] - idle["peak"])
-            memory.setdefault(f"{MOST_MEMORY} x weights and state", []).append(MOST_MEMORY * held)
-        if "transformers" in plan.oracles and find_spec("transformers"):
-            found = measure("transformers", plan.path, folder, dtype=plan.dtype)
-            cold.setdefault("transformers", []).append(found["seconds"])
-            memory.setdefault("transformers", []).append(found["peak"])
-        if llamacpp is not None:
-            found = measure("llamacpp", llamacpp, folder)
-            cold.setdefault("llama.cpp", []).append(found["seconds"])
-    limit = f"{MOST_MEMORY} x weights and state"
-    memory[limit] = memory[limit][: plan.rounds]
-    yield row("first token, cold", "s", cold, WHOLE, GOALS["first token, cold"])
-    for name, goal in ((WHOLE, 1 / 0.85), (LAYERS, 1 / 0.6)):
-        driver = name.removeprefix("cke ")
-        pair = {f"{name}, warm": warm[name], f"{name}, cold": cold[name]}
-        wanted = (Goal(f"{name}, cold", goal),)
-        yield row(f"first token, warm, {driver}", "s", pair, f"{name}, warm", wanted)
-    yield row("peak memory above idle", "bytes", memory, WHOLE, (Goal(limit, 1.0),))
 
 
 def _environment() -> dict[str, Any]:
