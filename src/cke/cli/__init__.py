@@ -6,6 +6,7 @@ stdout carries the result, stderr the progress and the errors. A command returns
 needs; that is `cke.api`.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ EXTRAS = {
     "lsprotocol": "lsp",
 }
 """Optional packages by the extra that brings them."""
+COLLECT_AFTER = 50_000
+"""New objects between two collections: imports and a syntax tree make many, and little garbage."""
 
 
 def build_app() -> App:
@@ -59,6 +62,8 @@ def _register(app: App, name: str, verb: Verb, group: Group) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error is one text on stderr."""
+    if arguments is None:
+        gc.set_threshold(COLLECT_AFTER, 20, 20)
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     guard = CrashGuard(tokens)
     with guard:

@@ -1,14 +1,10 @@
 """A bug of ours ends in exit code 70, a crash file, and one line that says where it is."""
 
-import hashlib
-import platform
 import sys
-import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
 import cke
-from cke.errors.files import cache_folder, write_atomically
 
 
 class CrashGuard:
@@ -33,6 +29,10 @@ class CrashGuard:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
+        import hashlib
+
+        from cke.errors.files import cache_folder, write_atomically
+
         text = crash_text(self.arguments, error)
         name = f"crash-{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt"
         path = cache_folder("crashes") / name
@@ -49,6 +49,9 @@ class CrashGuard:
 
 def crash_text(arguments: Sequence[str], error: Exception) -> str:
     """What a bug report needs: versions, the command line, and the traceback with its notes."""
+    import platform
+    import traceback
+
     lines = [
         f"cke {cke.__version__}",
         f"python {platform.python_version()} on {platform.platform()}",

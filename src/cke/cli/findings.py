@@ -1,7 +1,6 @@
 """Diagnostics as Markdown, GitHub annotations, JUnit XML and SARIF 2.1.0."""
 
 from typing import Any
-from xml.etree import ElementTree
 
 import cke
 from cke.errors import Diagnostic
@@ -49,6 +48,8 @@ def _text(item: Diagnostic) -> str:
 
 def junit(diagnostics: Diagnostics) -> str:
     """A test suite with one failed case per diagnostic, or one passed case."""
+    from xml.etree import ElementTree
+
     count = str(len(diagnostics))
     suite = ElementTree.Element(
         "testsuite", name="cke", tests=str(max(1, len(diagnostics))), failures=count

@@ -5,9 +5,7 @@ The nearest `cke.toml` and `pyproject.toml` at or above the working folder are r
 verb or key in a file is an error.
 """
 
-import difflib
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +52,8 @@ def find_upwards(name: str) -> Path | None:
 
 def read_settings(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read the table under `keys`; its own keys are verbs, each with a table of flags."""
+    import tomllib
+
     try:
         table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -69,9 +69,15 @@ def read_settings(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
     return table
 
 
+def _near(word: str, known: Iterable[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(word, list(known), n=1)
+
+
 def _check_verb(path: Path, where: str, key: str, value: object) -> list[Diagnostic]:
     if key not in VERBS:
-        close = difflib.get_close_matches(key, VERBS, n=1)
+        close = _near(key, VERBS)
         hint = f"did you mean `[{close[0]}]`?" if close else "`cke --help` lists the commands"
         return [
             Diagnostic(
@@ -90,7 +96,7 @@ def _unknown_flag(
 ) -> Diagnostic:
     name = (error.token.keyword or "").strip("-[]").rpartition("][")[2]
     flags = [flag.lstrip("-") for item in error.argument_collection for flag in item.names]
-    close = difflib.get_close_matches(name, flags, n=1)
+    close = _near(name, flags)
     command = " ".join(["cke", *commands])
     hint = f"did you mean `{close[0]}`?" if close else f"`{command} --help` lists the flags"
     return Diagnostic(
