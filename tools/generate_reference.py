@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cke.cli import build_app
 from cke.errors.catalogue import catalogue
+from cke.fidelity.laws import contract_page
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.operators.base import Attribute, Operand, Operator
 
@@ -113,6 +114,7 @@ def families_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "blocks.md": blocks_page,
     "circuits.md": families_page,
+    "contracts/fidelity-laws.md": contract_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
     "operators.md": operators_page,

@@ -1,5 +1,7 @@
 """Selection of experts in f32; equal scores prefer the lower id."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,6 +22,23 @@ def _keep_groups(choice: Array, groups: int, kept: int, group_score: str) -> Arr
     return jnp.where(allowed[..., None], grouped, -jnp.inf).reshape(choice.shape)
 
 
+def weigh(
+    scores: Array, ids: Array, order: str, renormalise: bool, eps: float, scale: float, score: str
+) -> Array:
+    """The f32 weights of the experts `ids`, whoever chose them, by the router's own scores."""
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    if order == "topk_then_score":
+        weights = scoring(score)(weights)
+    if renormalise:
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + eps)
+    return weights if scale == 1 else settle(weights * scale)
+
+
+def scoring(score: str) -> Callable[[Array], Array]:
+    """The function from logits to scores."""
+    return jax.nn.softmax if score == "softmax" else lax.logistic
+
+
 def route(
     logits: Array,
     choice_bias: Array | None = None,
@@ -33,19 +52,17 @@ def route(
     groups: int = 1,
     groups_kept: int = 1,
     group_score: str = "top2_sum",
+    forced: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The ids of k experts per row, best first, and their weights."""
+    """The ids of k experts per row, best first, and their weights; `forced` gives the ids."""
     wide = widen(logits)
-    function = jax.nn.softmax if score == "softmax" else lax.logistic
-    scores = function(wide) if order == "score_then_topk" else wide
+    scores = scoring(score)(wide) if order == "score_then_topk" else wide
+    if forced is not None:
+        weights = weigh(scores, forced, order, renormalise, eps, scale, score)
+        return forced, store(weights, logits.dtype)
     choice = scores if choice_bias is None else scores + lift(widen(choice_bias), scores.ndim)
     if groups > groups_kept:
         choice = _keep_groups(choice, groups, groups_kept, group_score)
     ids = lax.top_k(choice, k)[1].astype(jnp.int32)
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
-    if order == "topk_then_score":
-        weights = function(weights)
-    if renormalise:
-        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + eps)
-    weights = weights if scale == 1 else settle(weights * scale)
+    weights = weigh(scores, ids, order, renormalise, eps, scale, score)
     return ids, store(weights, logits.dtype)
