@@ -74,4 +74,3 @@ def _suite(folder: Path) -> Suite | None:
 def _read(path: Path) -> dict[str, Any] | None:
     found = read_json(path) if path.is_file() else None
     return found if isinstance(found, dict) else None
-

@@ -61,6 +61,7 @@ def owed(evidence: Evidence) -> list[tuple[str, str, str]]:
     strata = report.get("strata")
     for item in strata if isinstance(strata, list) else ():
         found.append(("15.1", f"`{item.get('stratum')}`", f"| {item.get('stratum')} |"))
+    found.append(("10.7", "the commit", f"commit | {field(evidence.environment, 'commit')} |"))
     profile = profiles().get(str(field(evidence.environment, "stack_profile")))
     for name, reason in profile.absent.items() if profile else ():
         found.append(("6.12", f"that `{name}` is absent", f"{name}: absent: {reason}"))

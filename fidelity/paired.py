@@ -245,6 +245,7 @@ def _run(
                 cluster=item.source_cluster_id,
                 **{name: arrays[name] for name in ARRAYS},
                 trunk=(arrays["trunk_0"],),
+                trunk_top1=(arrays["top1_0"],),
             )
         )
     return Run(rows, ids, forced)

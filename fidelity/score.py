@@ -205,13 +205,15 @@ def row_scores(
     start, vocabulary, mode = live["score_from"], live["kld_vocab_size"], subject.mode
     scored = hidden[start : hidden.shape[0] - 1]
     head = capture.head(mode)
-    found: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "trunk_0")}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "trunk_0", "top1_0")}
     reference = capture.logits(row, mode)
     for part, teacher in zip(blocks(scored.shape[0]), reference, strict=True):
         own = block_scores(teacher, subject.head.logits(scored[part]), vocabulary, mode)
         for name, values in zip(ARRAYS, own, strict=True):
             found[name].append(values)
-        found["trunk_0"].append(forward_kld(teacher, head.logits(scored[part]), vocabulary, mode))
+        trunk = head.logits(scored[part])
+        found["trunk_0"].append(forward_kld(teacher, trunk, vocabulary, mode))
+        found["top1_0"].append(np.argmax(np.asarray(trunk)[:, :vocabulary], axis=-1))
     arrays = {name: np.concatenate(parts) for name, parts in found.items()}
     for name in ("kld", "reverse", "trunk_0"):
         if not np.isfinite(arrays[name]).all():
@@ -237,6 +239,7 @@ def read_rows(folder: Path, contexts: Sequence[Context]) -> list[Row]:
                 cluster=item.source_cluster_id,
                 **{name: arrays[name] for name in ARRAYS},
                 trunk=tuple(arrays[name] for name in workers),
+                trunk_top1=tuple(arrays[name.replace("trunk", "top1")] for name in workers),
             )
         )
     return rows
@@ -246,10 +249,10 @@ def finish(out: Path, contexts: Sequence[Context]) -> dict[str, Any]:
     """Write and return the report of a run whose rows are complete."""
     facts = read_json(out / FACTS)
     rows = read_rows(out, contexts)
-    ranks = [
-        np.concatenate([row.trunk[rank] for row in rows]) for rank in range(len(rows[0].trunk))
-    ]
-    agreement, problems = worker_agreement(ranks)
+    workers = range(len(rows[0].trunk))
+    ranks = [np.concatenate([row.trunk[rank] for row in rows]) for rank in workers]
+    tops = [np.concatenate([row.trunk_top1[rank] for row in rows]) for rank in workers]
+    agreement, problems = worker_agreement(ranks, tops)
     if problems:
         refuse("CKE875", problems)
     numbers = summary(rows)

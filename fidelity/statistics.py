@@ -25,7 +25,7 @@ MEAN_BOUND = 1e-7
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One scored context: its place in the suite, and one value per scored position.
 
-    `trunk` holds one array per worker.
+    `trunk` and `trunk_top1` hold one array per worker.
     """
 
     row: int
@@ -37,6 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reference_top1: Array
     agreeing: Array
     trunk: tuple[Array, ...]
+    trunk_top1: tuple[Array, ...]
 
 
 def mean(values: Iterable[Any]) -> float:
@@ -178,15 +179,18 @@ def outlier_driven(stratum_mean: float, stratum_median: float) -> bool:
     return stratum_mean > 0 and stratum_mean >= OUTLIER * stratum_median
 
 
-def worker_agreement(ranks: Sequence[Array]) -> tuple[dict[str, Any], list[str]]:
+def worker_agreement(
+    ranks: Sequence[Array], tops: Sequence[Array]
+) -> tuple[dict[str, Any], list[str]]:
     """Return how far workers agree on the trunk figure, and where they are beyond the bound.
 
-    Rank 0 gives the figure. Comparisons are written so that a NaN is a disagreement.
+    Rank 0 gives the figure; `tops` are the first tokens of each rank, whose flips are counted and
+    not refused. Comparisons are written so that a NaN is a disagreement.
     """
     first = np.asarray(ranks[0], np.float64)
     problems: list[str] = []
     report: dict[str, Any] = {"workers": len(ranks), "max_abs_delta": 0.0, "mean_abs_delta": 0.0}
-    report |= {"mean_rel_delta": 0.0}
+    report |= {"mean_rel_delta": 0.0, "top1_flips": top1_flips(tops)}
     if not np.isfinite(first).all():
         problems.append(f"`trunk_kld` of rank 0 is not finite at position {_first_bad(first)}")
     for rank, values in enumerate(ranks[1:], 1):
@@ -211,6 +215,12 @@ def worker_agreement(ranks: Sequence[Array]) -> tuple[dict[str, Any], list[str]]
         report["mean_abs_delta"] = max(report["mean_abs_delta"], mean(delta))
         report["mean_rel_delta"] = max(report["mean_rel_delta"], relative)
     return report, problems
+
+
+def top1_flips(tops: Sequence[Array]) -> int:
+    """Return at how many positions any rank has another first token than rank 0."""
+    same_length = [top for top in tops if len(top) == len(tops[0])]
+    return int(np.any([top != tops[0] for top in same_length], axis=0).sum())
 
 
 def _first_bad(values: Array) -> int:

@@ -102,7 +102,9 @@ def test_change_fails_its_line(evidence: Evidence, line: str, change: Change) ->
     assert_fails(evidence, change, line)
 
 
-@pytest.mark.contract("LAW-9.2", "LAW-4.4", "LAW-0.7", "LAW-0.9", "LAW-8.6", "LAW-6.12", "LAW-15.1")
+@pytest.mark.contract(
+    "LAW-9.2", "LAW-4.4", "LAW-10.7", "LAW-0.7", "LAW-0.9", "LAW-8.6", "LAW-6.12", "LAW-15.1"
+)
 def test_page_without_anything_that_it_owes_fails(evidence: Evidence) -> None:
     assert evidence.page is not None
     items = owed(evidence)
@@ -187,6 +189,7 @@ def row(index: int, stratum: str, kld: list[float], top: float) -> Row:
         reference_top1=np.full(len(kld), top, np.float32),
         agreeing=np.full(len(kld), 5),
         trunk=(values,),
+        trunk_top1=(values,),
     )
 
 

@@ -235,7 +235,15 @@ NEVER = (2, 3, 4, 5, 6, 7, 9, 10, 13, 14, 17)
 
 
 @pytest.mark.contract(
-    "LAW-13.4", "LAW-2.8", "LAW-3.3", "LAW-6.11", "LAW-7.4", "LAW-9.4", "LAW-10.10", "LAW-17.14"
+    "LAW-13.3",
+    "LAW-13.4",
+    "LAW-2.8",
+    "LAW-3.3",
+    "LAW-6.11",
+    "LAW-7.4",
+    "LAW-9.4",
+    "LAW-10.10",
+    "LAW-17.14",
 )
 @pytest.mark.parametrize("number", NEVER)
 def test_approval_of_a_law_without_override_does_not_help(evidence: Evidence, number: int) -> None:

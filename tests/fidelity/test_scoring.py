@@ -205,6 +205,20 @@ def test_score_that_is_not_finite_is_refused(tiny: Tiny, tmp_path: Path) -> None
         score(tiny.capture, tiny.suite, lambda: broken, tmp_path / "out")
 
 
+def agreement(ranks: list[np.ndarray]) -> tuple[dict[str, Any], list[str]]:
+    """The agreement of ranks that choose the same first tokens."""
+    return worker_agreement(ranks, [np.zeros(len(rank)) for rank in ranks])
+
+
+@pytest.mark.contract("LAW-8.8")
+def test_flip_of_the_first_token_between_workers_is_counted_and_not_refused() -> None:
+    same = np.array([1.0, 2.0, 3.0])
+    tops = [np.array([5, 6, 7]), np.array([5, 9, 7]), np.array([5, 9, 8])]
+    report, problems = worker_agreement([same, same, same], tops)
+    assert report["top1_flips"] == 2
+    assert problems == []
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     wide = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     return np.asarray(wide / wide.sum(-1, keepdims=True))
@@ -259,17 +273,17 @@ def test_workers_agree_to_the_bound_at_every_position(delta: float, refused: boo
     first = np.full(4000, 1024.0)
     second = first.copy()
     second[7] += delta
-    report, problems = worker_agreement([first, second])
+    report, problems = agreement([first, second])
     assert report["max_abs_delta"] == delta
     assert bool(problems) == refused
-    assert worker_agreement([first])[0]["workers"] == 1
-    assert worker_agreement([first])[1] == []
+    assert agreement([first])[0]["workers"] == 1
+    assert agreement([first])[1] == []
 
 
 @pytest.mark.contract("LAW-8.5")
 def test_workers_agree_on_the_mean_to_its_own_bound() -> None:
     first = np.full(10, 1e-6)
-    report, problems = worker_agreement([first, first + 1e-9])
+    report, problems = agreement([first, first + 1e-9])
     assert report["max_abs_delta"] < 1e-5
     assert problems[0].startswith("`trunk_mean_kld`: rank 0 has 1e-06, rank 1 ")
 
@@ -277,7 +291,7 @@ def test_workers_agree_on_the_mean_to_its_own_bound() -> None:
 @pytest.mark.contract("LAW-8.7")
 def test_refusal_of_workers_names_field_position_and_both_values() -> None:
     second = np.array([1.0, 2.0, 3.5])
-    _, problems = worker_agreement([np.array([1.0, 2.0, 3.0]), second])
+    _, problems = agreement([np.array([1.0, 2.0, 3.0]), second])
     assert "`trunk_kld` at position 2: rank 0 has " in problems[0]
     assert "3.0" in problems[0]
     assert "3.5" in problems[0]
@@ -286,9 +300,9 @@ def test_refusal_of_workers_names_field_position_and_both_values() -> None:
 @pytest.mark.contract("LAW-8.10")
 def test_workers_of_other_lengths_or_without_a_number_disagree() -> None:
     first = np.array([1.0, 2.0])
-    assert worker_agreement([first, first[:1]])[1]
-    assert worker_agreement([first, np.array([1.0, math.nan])])[1]
-    assert worker_agreement([np.array([math.nan]), np.array([math.nan])])[1]
+    assert agreement([first, first[:1]])[1]
+    assert agreement([first, np.array([1.0, math.nan])])[1]
+    assert agreement([np.array([math.nan]), np.array([math.nan])])[1]
 
 
 def test_mean_depends_on_the_values_alone() -> None:
