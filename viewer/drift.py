@@ -1,16 +1,20 @@
-"""The drift curve of a numerical report as one SVG: x is the stop, y is log10 of the error.
+"""The drift curve of a report as one SVG: x is the stop, y is log10 of the error.
 
 It draws what the report states: green byte-exact prefix, amber pin at the first non-exact stop,
 purple triangles at jumps, magenta diamonds at monotonicity breaks, a red pin at the logits of the
-first top-1 flip, gray ticks for edges that were not compared. An error of zero has no logarithm:
-the curve breaks there. A long report shows its residual stream above the rest. It decides nothing.
+first top-1 flip, a black pin at a diagnosis's finding, gray ticks for edges that were not compared.
+An error of zero has no logarithm: the curve breaks there. A long report shows its residual stream
+above the rest. It decides nothing.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from html import escape
 
-from cke.schemas.numerical_report import Report, Row
+import msgspec
+
+from cke.schemas.diagnosis import Diagnosis
+from cke.schemas.numerical_report import Curve, Report
 
 WIDTH, HEIGHT = 960, 372
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 56, 52
@@ -27,8 +31,83 @@ LONG = 400
 """Rows from which on single marks no longer stand apart."""
 
 
+class Row(msgspec.Struct, frozen=True):
+    """One stop of the picture; `errors` is None for an edge that was not compared."""
+
+    stop: int
+    checkpoint_id: str
+    layer: int | None
+    segment: int
+    phase: str
+    errors: dict[str, float | None] | None
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """What a report states, as far as it is drawn; `finding` is the stop of its finding."""
+
+    banner: str
+    rows: tuple[Row, ...]
+    curves: tuple[Curve, ...]
+    first_non_exact: int | None
+    first_flip: tuple[int, int, int] | None
+    finding: int | None = None
+
+
 def draw_drift(report: Report) -> str:
-    """Return the SVG text of a report's drift curve."""
+    """Return the SVG text of a numerical report's drift curve."""
+    rows = tuple(
+        Row(
+            row.stop,
+            row.checkpoint_id,
+            row.layer,
+            row.segment,
+            row.phase,
+            None if row.metrics is None else {m: getattr(row.metrics, m) for m in COLOURS},
+        )
+        for row in report.rows
+    )
+    return _draw(
+        Drift(report.banner, rows, report.curves, report.first_non_exact, report.first_flip)
+    )
+
+
+def draw_diagnosis(report: Diagnosis) -> str:
+    """Return the SVG text of a diagnosis's drift curve, with a pin at the finding."""
+    found = report.first_divergence
+    last = max((point.segment for point in report.points), default=0)
+    decoding = last + 1 - int(report.scope.get("decode_steps") or 0)
+    rows = tuple(
+        Row(
+            point.stop,
+            point.checkpoint_id,
+            _layer(point.checkpoint_id),
+            point.segment,
+            "prefill" if point.segment < decoding else "decode",
+            {name: getattr(point, name) for name in COLOURS},
+        )
+        for point in report.points
+    )
+    at = None
+    if found is not None:
+        at = next(
+            (
+                point.stop
+                for point in report.points
+                if (point.checkpoint_id, point.role, point.segment)
+                == (found.checkpoint_id, found.role, found.segment)
+            ),
+            None,
+        )
+    return _draw(
+        Drift(report.banner, rows, report.curves, report.first_non_exact, report.first_flip, at)
+    )
+
+
+def _layer(checkpoint_id: str) -> int | None:
+    return int(checkpoint_id.split(".", 2)[1]) if checkpoint_id.startswith("layer.") else None
+
+
+def _draw(report: Drift) -> str:
     rows = report.rows
     stops = max(1, len(rows) - 1)
     values = [v for row in rows for name in COLOURS if (v := _value(row, name)) is not None]
@@ -59,11 +138,11 @@ def draw_drift(report: Report) -> str:
     )
 
 
-def _is_long(report: Report) -> bool:
+def _is_long(report: Drift) -> bool:
     return len(report.rows) >= LONG
 
 
-def _frame(report: Report, low: int, high: int, y: Callable[[float], float]) -> Iterable[str]:
+def _frame(report: Drift, low: int, high: int, y: Callable[[float], float]) -> Iterable[str]:
     yield f'<text x="{LEFT}" y="18" font-size="13" fill="#111">{escape(report.banner)}</text>'
     entries = [*LEGEND, *([("bold: residual stream", "#57606a")] if _is_long(report) else [])]
     legend = " ".join(
@@ -122,7 +201,7 @@ def _label(at: float, top: float, text: str, size: int = 11, anchor: str = "midd
     )
 
 
-def _prefix(report: Report, x: Callable[[int], float]) -> Iterable[str]:
+def _prefix(report: Drift, x: Callable[[int], float]) -> Iterable[str]:
     if report.first_non_exact is None and report.rows:
         end = report.rows[-1].stop
     else:
@@ -133,7 +212,7 @@ def _prefix(report: Report, x: Callable[[int], float]) -> Iterable[str]:
             'height="4" fill="#2da44e"/>'
         )
     for row in report.rows:
-        if row.metrics is None:
+        if row.errors is None:
             at = x(row.stop)
             yield (
                 f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{HEIGHT - BOTTOM}" '
@@ -164,7 +243,7 @@ def _curve(
         )
 
 
-def _marks(report: Report, x: Callable[[int], float], y: Callable[[float], float]) -> Iterable[str]:
+def _marks(report: Drift, x: Callable[[int], float], y: Callable[[float], float]) -> Iterable[str]:
     by_stop = {row.stop: row for row in report.rows}
     shown = next((curve for curve in report.curves if curve.metric == "max_abs"), None)
     size = 1.5 if _is_long(report) else 4.0
@@ -190,24 +269,27 @@ def _marks(report: Report, x: Callable[[int], float], y: Callable[[float], float
         flipped = [r for r in logits if r.segment == report.first_flip[0]]
         for row in flipped[:1]:
             yield from _pin(row, "#cf222e", x, "first top-1 flip")
+    if report.finding is not None:
+        yield from _pin(by_stop[report.finding], "#111111", x, "first divergence", TOP + 16)
 
 
-def _pin(row: Row, colour: str, x: Callable[[int], float], what: str) -> Iterable[str]:
+def _pin(
+    row: Row, colour: str, x: Callable[[int], float], what: str, top: float = TOP
+) -> Iterable[str]:
     at = x(row.stop)
     label = escape(f"{what}: {row.checkpoint_id}")
-    anchor = "end" if at > WIDTH * 0.6 else "start"
+    anchor, gap = ("end", -6) if at > WIDTH * 0.6 else ("start", 6)
     yield (
-        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
+        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:g}" y2="{HEIGHT - BOTTOM}" '
         f'stroke="{colour}" stroke-dasharray="3 3"/>'
     )
-    yield f'<circle cx="{at:.1f}" cy="{TOP}" r="4" fill="{colour}"/>'
+    yield f'<circle cx="{at:.1f}" cy="{top:g}" r="4" fill="{colour}"/>'
     yield (
-        f'<text x="{at + 6:.1f}" y="{TOP - 6}" text-anchor="{anchor}" fill="{colour}">'
+        f'<text x="{at + gap:.1f}" y="{top - 6:g}" text-anchor="{anchor}" fill="{colour}">'
         f"{label}</text>"
     )
 
 
 def _value(row: Row, metric: str) -> float | None:
     """Return the error that is drawn; None where there is none, or it is zero."""
-    value: float | None = getattr(row.metrics, metric) if row.metrics is not None else None
-    return value or None
+    return (row.errors or {}).get(metric) or None

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from cke.api.build import built_package
 from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
+from cke.api.report_files import with_folder, write_report
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.open import open_oracle
 from cke.runtime.capture import Subject, capture_subject
@@ -161,7 +163,7 @@ def xray(
     reproduce: str | None = None,
     say: Any = lambda text: None,
 ) -> Diagnosis:
-    """Diagnose a model against one pinned oracle; captures are written under `out`.
+    """Diagnose a model against one pinned oracle; report and captures are written under `out`.
 
     `oracle` is `pytorch`, `llamacpp`, `reference`, or a trace folder. `tokens` are rows of IDs;
     without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
@@ -190,7 +192,8 @@ def xray(
         request = recorded_request(side)
     rounds = Path(out) / "rounds"
     shutil.rmtree(rounds, ignore_errors=True)
-    return diagnose(
+    start = time.monotonic()
+    report = diagnose(
         subject,
         side,
         request,
@@ -200,6 +203,9 @@ def xray(
         second_sha256=None if second is None else second[1],
         say=say,
     )
+    report = with_folder(report, circuit)
+    write_report(report, Path(out), time.monotonic() - start)
+    return report
 
 
 def recorded_tokens(side: LiveOracle | RecordedOracle) -> tuple[tuple[int, ...], ...] | None:

@@ -26,20 +26,22 @@ def _github_line(item: Diagnostic) -> str:
     fields = [f"title={item.code}"]
     if item.span is not None:
         span = item.span
-        fields = [f"file={_property(span.file)}", f"line={span.line}", f"col={span.column}"]
+        fields = [f"file={escape_property(span.file)}", f"line={span.line}", f"col={span.column}"]
         fields += [f"endLine={span.end_line}", f"endColumn={span.end_column}"]
         fields.append(f"title={item.code}")
     elif item.file is not None:
-        fields.insert(0, f"file={_property(item.file)}")
-    return f"::error {','.join(fields)}::{_escape(_text(item))}"
+        fields.insert(0, f"file={escape_property(item.file)}")
+    return f"::error {','.join(fields)}::{escape_text(_text(item))}"
 
 
-def _escape(text: str) -> str:
+def escape_text(text: str) -> str:
+    """Return text as a workflow command takes it."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+def escape_property(text: str) -> str:
+    """Return text as a property of a workflow command takes it."""
+    return escape_text(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _text(item: Diagnostic) -> str:

@@ -62,4 +62,9 @@ VERBS: dict[str, Verb] = {
         "cke.cli.oracle:oracle_app",
         "Capture what a reference implementation computes for the same tokens.",
     ),
+    "xray": Verb(
+        "Evidence",
+        "cke.cli.xray:app",
+        "Find the first divergent edge of a model, its cause and its owner.",
+    ),
 }

@@ -1,0 +1,194 @@
+"""`cke xray`: the first divergent edge of a model, its cause, its owner, and what to do."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+
+from cke.cli.evidence import parse_rows, request_of
+from cke.cli.output import Format, Output, Renderers, choose, deliver, encode_json, progress
+from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+
+if TYPE_CHECKING:
+    from cke.schemas.diagnosis import Diagnosis
+
+app = App(name="xray", help="Find the first divergent edge of a model, its cause and its owner.")
+
+FLAGS = (
+    "model",
+    "circuit",
+    "oracle",
+    "oracle_model",
+    "second_report",
+    "tokens",
+    "prompt",
+    "steps",
+    "segments",
+    "dtype",
+    "out",
+)
+"""Flags of a diagnosis, in the order of the command that reproduces it."""
+
+
+@app.default
+def xray(
+    *,
+    model: Path | None = None,
+    oracle: str | None = None,
+    out: Path | None = None,
+    circuit: str | None = None,
+    oracle_model: Path | None = None,
+    second_report: Path | None = None,
+    tokens: str = "",
+    prompt: str = "",
+    steps: str = "",
+    segments: str = "",
+    dtype: str = "float32",
+    format: Format = "human",
+    output: Output = None,
+) -> int:
+    """Compare a model with one pinned oracle, and explain the first edge that differs.
+
+    Writes report.json, report.md, drift.svg and, where one is proven, fix.patch. Exit code 0 says
+    that everything is within its budget, 1 that there is a finding or drift, 4 that the evidence
+    does not decide.
+
+    Parameters
+    ----------
+    model: the model folder or .gguf file.
+    oracle: pytorch, llamacpp, reference, or the folder of a trace.
+    out: the folder to write the report and its captures to.
+    circuit: a library circuit or a .circuit file; by default the family of the model's config.
+    oracle_model: what the oracle loads, when it is not the subject's own files.
+    second_report: the report.json of the same subject against another oracle.
+    tokens: the prompt's token IDs; rows of a batch are separated by `;`.
+    prompt: the prompt as text, in place of token IDs; without both, a packet made for the purpose.
+    steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
+    segments: end columns of the prefill forwards, for a chunked prefill.
+    dtype: float32 or bfloat16.
+    """
+    given = {name: value for name, value in locals().items() if name in FLAGS}
+    choose(format, renderers(None))
+    report = diagnosed(given)
+    deliver(format, output, renderers(report))
+    return exit_code(report)
+
+
+def diagnosed(given: dict[str, Any]) -> "Diagnosis":
+    """Run a diagnosis of the flags given and write its report."""
+    check_flags(given)
+    from cke.api import load
+    from cke.api.diagnosis import read_second
+    from cke.api.diagnosis import xray as run
+
+    second = given["second_report"]
+    if second is not None and not second.is_file():
+        raise _missing(second, "report.json of an earlier run")
+    earlier = None if second is None else read_second(second)
+    progress(f"loading {given['model']}")
+    model = load(given["model"], given["circuit"], given["dtype"])
+    tokens = given["tokens"]
+    if given["prompt"]:
+        tokens = " ".join(map(str, model.tokenizer.encode(given["prompt"])))
+    request = request_of(tokens or "0", given["steps"], given["segments"])
+    return run(
+        model,
+        oracle=given["oracle"],
+        out=given["out"],
+        tokens=request.tokens if tokens else None,
+        circuit=given["circuit"],
+        dtype=given["dtype"],
+        forced=request.forced,
+        segments=request.segments,
+        oracle_model=given["oracle_model"],
+        second=earlier,
+        reproduce=command_of(given),
+        say=progress,
+    )
+
+
+def check_flags(given: dict[str, Any]) -> None:
+    """Refuse flags that are missing or contradict each other, before anything is loaded."""
+    absent = [f"`--{name}`" for name in ("model", "oracle", "out") if given[name] is None]
+    if absent:
+        raise _usage(f"expected {' and '.join(absent)}, got none")
+    if given["tokens"] and given["prompt"]:
+        raise _usage("expected `--tokens` or `--prompt`, got both")
+    for name in ("tokens", "steps", "segments"):
+        if given[name].strip():
+            parse_rows(given[name])
+
+
+def _usage(message: str) -> CkeError:
+    note = Note("`cke xray --help` lists what it takes", label="help")
+    return CkeError(Diagnostic(code="CKE901", message=message, notes=(note,)))
+
+
+def _missing(path: Path, what: str) -> MissingInputError:
+    return MissingInputError(
+        Diagnostic(
+            code="CKE731",
+            file=str(path),
+            message=f"expected the {what}, got no file",
+            notes=(Note("check the path", label="help"),),
+        )
+    )
+
+
+def command_of(given: dict[str, Any]) -> str:
+    """Return the command that gives the same diagnosis."""
+    words = ["cke", "xray"]
+    for name in FLAGS:
+        value = given[name]
+        if value is None or value == "" or (name, value) == ("dtype", "float32"):
+            continue
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def renderers(report: Any) -> Renderers:
+    """Return what each format shows of a report."""
+
+    def in_format(name: str) -> str:
+        from cke.cli import xray_formats
+
+        text: str = getattr(xray_formats, name)(report)
+        return text
+
+    def as_human() -> str:
+        from cke.xray.tell import human
+
+        return human(report)
+
+    def as_json() -> str:
+        from cke.api.report_files import document_of
+
+        return encode_json(document_of(report))
+
+    def as_markdown() -> str:
+        from cke.xray.tell_markdown import markdown
+
+        return markdown(report)
+
+    def as_sarif() -> str:
+        from cke.cli.xray_formats import sarif
+
+        return encode_json(sarif(report))
+
+    return {
+        "human": as_human,
+        "json": as_json,
+        "markdown": as_markdown,
+        "github": lambda: in_format("github"),
+        "junit": lambda: in_format("junit"),
+        "sarif": as_sarif,
+    }
+
+
+def exit_code(report: "Diagnosis") -> int:
+    """Return 0 for a pass, 1 for a finding or drift, 4 when the evidence does not decide."""
+    if report.status in ("incomplete", "rejected"):
+        return 4
+    clean = report.verdict == "pass_within_gate" and report.first_divergence is None
+    return 0 if clean else 1
