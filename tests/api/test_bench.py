@@ -105,7 +105,7 @@ def test_starts_are_compared_with_their_goals(
     rows = {
         item.name: item
         for item in starts.start_rows(
-            tmp_path, "float32", 2, tmp_path, ("transformers",), tmp_path / "x.gguf", print
+            starts.Engines(tmp_path, tmp_path, tmp_path / "x.gguf"), "float32", 2, tmp_path, print
         )
     }
     assert goals(rows["first token, cold"]) == {"transformers": (0.75, False)}

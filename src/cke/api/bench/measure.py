@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from cke.api.bench.report import BenchReport, Goal, Row, speed_row
-from cke.api.bench.starts import start_rows
+from cke.api.bench.starts import Engines, start_rows
 from cke.api.bench.subjects import (
     CkeSubject,
     LlamaCppSubject,
@@ -61,11 +61,11 @@ def _bench(plan: Plan, folder: Path, progress: Callable[[str], None]) -> BenchRe
     model = next(item.model for item in subjects if isinstance(item, CkeSubject))
     rows = [*_speed_rows(plan, subjects, model, progress)]
     if plan.processes:
-        others = ("transformers",) if "transformers" in {item.name for item in subjects} else ()
         llamacpp = llamacpp_file(plan, folder, []) if "llamacpp" in plan.oracles else None
-        rows += start_rows(
-            plan.path, plan.dtype, plan.starts or plan.rounds, folder, others, llamacpp, progress
-        )
+        transformers = transformers_folder(plan, folder, subjects, notes)
+        engines = Engines(plan.path, transformers, llamacpp)
+        del subjects
+        rows += start_rows(engines, plan.dtype, plan.starts or plan.rounds, folder, progress)
     return BenchReport(
         model=plan.path.name,
         dtype=plan.dtype,
@@ -118,6 +118,22 @@ def llamacpp_file(plan: Plan, folder: Path, notes: list[str]) -> Path | None:
         return write_f32_gguf(files, target)
     notes.append("llama.cpp is compared for GGUF files only")
     return None
+
+
+def transformers_folder(
+    plan: Plan, folder: Path, subjects: Sequence[Subject], notes: list[str]
+) -> Path | None:
+    """Return a folder that transformers loads at its best, written when the model is a GGUF file.
+
+    None when transformers is not compared.
+    """
+    subject = next((item for item in subjects if isinstance(item, TransformersSubject)), None)
+    if subject is None or plan.path.is_dir():
+        return plan.path if subject else None
+    target = folder / "transformers"
+    subject.model.save_pretrained(target)
+    notes.append("starts: transformers loads safetensors in the run dtype, cke the GGUF file")
+    return target
 
 
 def _speed_rows(

@@ -4,8 +4,9 @@ Cold is with an empty cache: the package is built and every program compiled. Wa
 the cache. Memory is that of a warm process, above an idle one of the same framework.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from cke.api.bench.process import measure
 from cke.api.bench.report import Goal, Row, row
@@ -22,13 +23,19 @@ NEW_TOKENS = 16
 Values = dict[str, list[float]]
 
 
+class Engines(NamedTuple):
+    """What each engine loads; None when it is not compared."""
+
+    cke: Path
+    transformers: Path | None
+    llamacpp: Path | None
+
+
 def start_rows(
-    path: Path,
+    engines: Engines,
     dtype: str,
     rounds: int,
     folder: Path,
-    oracles: Sequence[str],
-    llamacpp: Path | None,
     progress: Callable[[str], None],
 ) -> Iterable[Row]:
     """Return the rows of starts and of memory, each engine in every round."""
@@ -37,23 +44,23 @@ def start_rows(
     memory: Values = {}
     for number in range(rounds):
         progress(f"processes, round {number + 1} of {rounds}")
-        idle = measure("idle", path, folder)["peak"]
+        idle = measure("idle", engines.cke, folder)["peak"]
         for driver in DRIVERS:
             name, cache = f"cke {driver}", folder / f"cache-{driver}-{number}"
             options = {"dtype": dtype, "driver": driver, "new_tokens": NEW_TOKENS}
-            first, second = (measure("cke", path, cache, **options) for _ in range(2))
+            first, second = (measure("cke", engines.cke, cache, **options) for _ in range(2))
             _add(cold, name, first["seconds"])
             _add(warm, name, second["seconds"])
             _add(memory, name, second["peak"] - idle)
             if name == DEFAULT:
                 _add(memory, LIMIT, MOST_MEMORY * (second["weights"] + second["state"]))
-        if "transformers" in oracles:
-            found = measure("transformers", path, folder, dtype=dtype)
+        if engines.transformers is not None:
+            found = measure("transformers", engines.transformers, folder, dtype=dtype)
             _add(cold, "transformers", found["seconds"])
-            idle_torch = measure("idle_torch", path, folder)["peak"]
+            idle_torch = measure("idle_torch", engines.transformers, folder)["peak"]
             _add(memory, "transformers", found["peak"] - idle_torch)
-        if llamacpp is not None:
-            _add(cold, "llama.cpp", measure("llamacpp", llamacpp, folder)["seconds"])
+        if engines.llamacpp is not None:
+            _add(cold, "llama.cpp", measure("llamacpp", engines.llamacpp, folder)["seconds"])
     goal = Goal("transformers", 1.0)
     yield row("first token, cold", "s", cold, DEFAULT, (goal,))
     for driver, share in DRIVERS.items():
