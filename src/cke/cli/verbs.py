@@ -57,6 +57,11 @@ VERBS: dict[str, Verb] = {
         "cke.cli.evidence:trace_app",
         "Capture what a model computes, or compare two captures.",
     ),
+    "probe": Verb(
+        "Evidence",
+        "cke.cli.probe:probe",
+        "Run the inputs that a circuit's own structure asks for.",
+    ),
     "oracle": Verb(
         "Evidence",
         "cke.cli.oracle:oracle_app",

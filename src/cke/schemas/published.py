@@ -32,6 +32,7 @@ from cke.schemas.layer_trace import LayerTrace
 from cke.schemas.manifest import Manifest
 from cke.schemas.numerical_report import Document
 from cke.schemas.oracle_mapping import OracleMapping
+from cke.schemas.probe import ProbePacket
 from cke.schemas.run_report import PrefixBinding, RunReport
 from cke.schemas.trace import Trace
 from cke.schemas.verification_report import VerificationReport
@@ -39,6 +40,7 @@ from cke.schemas.verification_report import VerificationReport
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.oracle_mapping": OracleMapping,
     "cke.xray_numerical_report": Document,
+    "cke.xray_probe_packet": ProbePacket,
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
     "cke.xray_orchestration_report.v1": DiagnosisDocument,
