@@ -23,6 +23,15 @@ class UsageError(ArtifactError):
     exit_code = 2
 
 
+class UnsupportedError(UsageError):
+    """The artifacts cannot describe this model; nothing is wrong with the request."""
+
+
+def refuse_unsupported(message: str) -> NoReturn:
+    """Refuse a model that the artifacts cannot describe."""
+    raise UnsupportedError(Diagnostic(code="CKE860", message=message))
+
+
 def refuse_request(message: str) -> NoReturn:
     """Refuse a combination of flags, or a request that the model cannot serve."""
     raise UsageError(Diagnostic(code="CKE860", message=message))

@@ -2,7 +2,7 @@
 
 from cke.artifacts.engine import Facts, RunRequest
 from cke.artifacts.fingerprints import ids_sha
-from cke.artifacts.refusal import refuse_request
+from cke.artifacts.refusal import refuse_request, refuse_unsupported
 from cke.artifacts.stages import LOCALISED
 from cke.schemas.run_report import MAX_PREFIX
 
@@ -22,7 +22,7 @@ def check_request(facts: Facts, request: RunRequest) -> None:
     if request.context and request.context < needed:
         refuse_request(f"--context {request.context} is too small for {needed} tokens")
     if facts.kv is None:
-        refuse_request("the state of this model is not one that report.kv_cache can describe")
+        refuse_unsupported("the state of this model is not one that report.kv_cache can describe")
     check_checkpoints(facts, request)
     check_prefix(request)
 

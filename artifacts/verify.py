@@ -86,7 +86,10 @@ class Findings(msgspec.Struct):
 
 
 class Comparison:
-    """One attempt; `note` hears of every stage with its status and the hash of its result."""
+    """One attempt; `note` hears of every stage with its status and the hash of its result.
+
+    `kept` holds the artifacts of every run by a file name.
+    """
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class Comparison:
         self._submode = submode
         self._note = note
         self.findings = Findings()
+        self.kept: dict[str, Any] = {}
 
     def run(self) -> Findings:
         """Go as far as the evidence allows."""
@@ -141,7 +145,10 @@ class Comparison:
         for role in ROLES:
             request = requests if isinstance(requests, RunRequest) else requests[role]
             request = msgspec.structs.replace(request, checkpoint_step=step, intra_layer=layer)
-            captured[role] = self._runners[role].run(request)
+            run = captured[role] = self._runners[role].run(request)
+            self.kept[f"{name}_{role}_report.json"] = run.report.document
+            if run.layers is not None:
+                self.kept[f"{name}_{role}_layers.json"] = run.layers
             self._note(f"{name}_{role}", "captured", captured[role].report.sha256)
         return captured
 

@@ -62,6 +62,16 @@ VERBS: dict[str, Verb] = {
         "cke.cli.probe:probe",
         "Run the inputs that a circuit's own structure asks for.",
     ),
+    "inspect": Verb(
+        "Evidence",
+        "cke.cli.inspect:inspect",
+        "Show a run report, or the perf lines of a run, on one screen.",
+    ),
+    "verify": Verb(
+        "Evidence",
+        "cke.cli.verify:app",
+        "Compare two runtimes on the same tokens, down to a stage of a layer.",
+    ),
     "oracle": Verb(
         "Evidence",
         "cke.cli.oracle:oracle_app",

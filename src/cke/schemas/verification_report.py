@@ -19,6 +19,7 @@ from cke.schemas.execution_manifest import Exact, Natural
 
 SCHEMA: Literal["lis.verification_report/v1"] = "lis.verification_report/v1"
 Outcome = Literal["PASS", "REGRESSION", "INCONCLUSIVE", "UNSUPPORTED", "HARNESS_ERROR"]
+Level = Literal["demo", "backend", "runtime"]
 AttemptId = Annotated[str, Meta(pattern="^lisa1:[0-9a-f]{32}$")]
 
 
@@ -44,7 +45,7 @@ class VerificationReport(Exact, frozen=True, kw_only=True):
 
     schema: Literal["lis.verification_report/v1"] = SCHEMA
     attempt_id: AttemptId
-    level: Literal["demo", "backend", "runtime"]
+    level: Level
     mode: Mode
     submode: Submode
     verdict: Outcome

@@ -1,0 +1,281 @@
+"""`cke verify`: verdicts, exit codes, lifecycle, ledger and report."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from cke.artifacts.attempt import Attempt
+from cke.artifacts.outside import CommandRunner, RecordedRunner, flags
+from cke.artifacts.refusal import ArtifactError
+from cke.artifacts.seeded import SeededEngine
+from cke.artifacts.verdict import EXIT_CODES, Setting, build_report, exit_code, verdict_of
+from cke.artifacts.verify import EngineRunner, Findings
+from cke.artifacts.writing import write_artifact
+from cke.cli import main
+from cke.cli.verify import Common, attempt
+from cke.errors import Diagnostic
+from cke.schemas.reading import decode
+from cke.schemas.verification_report import LedgerRecord, VerificationReport
+from tests.artifacts.documents import PLAIN
+from tests.artifacts.generations import FAULT, generation, workflow
+from tests.artifacts.test_requests import FORCED
+
+SETTING = Setting(
+    level="demo",
+    mode="runtime_differential",
+    submode="runtime_regression",
+    reference="one",
+    candidate="two",
+)
+
+
+def report_of(out):
+    (folder,) = out.iterdir()
+    raw = (folder / "report.json").read_bytes()
+    return folder, decode(raw, VerificationReport, folder / "report.json")
+
+
+@pytest.mark.contract("LIS-149")
+@pytest.mark.parametrize(
+    ("scenario", "code", "verdict"), [("pass", 0, "PASS"), ("regression", 4, "REGRESSION")]
+)
+def test_demo_runs_the_whole_flow_without_a_model(scenario, code, verdict, tmp_path, capsys):
+    out = tmp_path / "verify"
+    assert main(["verify", "demo", "--scenario", scenario, "--out", str(out)]) == code
+    folder, report = report_of(out)
+    assert capsys.readouterr().out.startswith(f"{verdict} ")
+    assert (report.verdict, report.exit_code) == (verdict, code)
+    assert (report.next_action is None) == (verdict == "PASS")
+    assert len(json.loads((folder / "report.json").read_text())) == 18
+    assert str(tmp_path) not in (folder / "report.json").read_text()
+    if verdict == "REGRESSION":
+        assert "layer 2, (post_attention_residual, mlp_norm_output]" in report.next_action
+        assert "cke xray" in report.next_action
+        text = (folder / "report.md").read_text()
+        assert "| mlp_norm_output | differs |" in text
+        assert "| post_attention_residual | equal |" in text
+
+
+@pytest.mark.contract("LIS-126", "LIS-139")
+def test_text_of_a_report_claims_neither_equality_nor_cause(tmp_path):
+    main(["verify", "demo", "--scenario", "regression", "--out", str(tmp_path / "v")])
+    folder, report = report_of(tmp_path / "v")
+    text = (folder / "report.md").read_text().lower()
+    for word in ("root cause", "tensors are identical", "first operation", "caused by"):
+        assert word not in text
+    assert not any(msgspec.to_builtins(report.nonclaims).values())
+
+
+@pytest.mark.contract("LIS-149")
+def test_folder_and_ledger_are_private_and_the_ledger_has_no_gap(tmp_path):
+    main(["verify", "demo", "--out", str(tmp_path / "v"), "--debug-retain"])
+    folder, report = report_of(tmp_path / "v")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    ledger = folder / "ledger.jsonl"
+    assert stat.S_IMODE(ledger.stat().st_mode) == 0o600
+    records = [decode(line, LedgerRecord, ledger) for line in ledger.read_bytes().splitlines()]
+    assert [item.sequence for item in records] == list(range(len(records)))
+    assert {item.attempt_id for item in records} == {report.attempt_id}
+    assert records[-1].status == "PASS"
+    assert (folder / "original_pair_reference_report.json").is_file()
+
+
+@pytest.mark.contract("LIS-149")
+def test_exit_codes_are_those_of_the_format():
+    assert EXIT_CODES == {
+        "PASS": 0,
+        "REGRESSION": 4,
+        "INCONCLUSIVE": 3,
+        "UNSUPPORTED": 0,
+        "HARNESS_ERROR": 2,
+    }
+    assert exit_code("UNSUPPORTED", True) == 6
+    assert exit_code("REGRESSION", True) == 4
+
+
+def test_verdict_follows_the_tokens_whatever_comes_after():
+    found = workflow()[0]
+    assert verdict_of(found) == "REGRESSION"
+    lost = Findings(found.calibration, found.tokens)
+    assert verdict_of(lost) == "REGRESSION"
+    for status, verdict in (
+        ("unsupported_comparison", "UNSUPPORTED"),
+        ("input_token_divergence", "INCONCLUSIVE"),
+        ("comparison_blocked_by_pass0", "INCONCLUSIVE"),
+    ):
+        tokens = msgspec.structs.replace(found.tokens, status=status)
+        assert verdict_of(Findings(found.calibration, tokens)) == verdict
+
+
+class Broken:
+    reruns = True
+
+    def __init__(self, action):
+        self.action = action
+
+    def run(self, request):
+        self.action()
+
+
+def attempted(tmp_path, action, **common):
+    runner = Broken(action)
+    options = Common(out=tmp_path / "v", **common)
+    return attempt(options, SETTING, PLAIN, lambda: (runner, runner))
+
+
+def fail():
+    raise ArtifactError(Diagnostic(code="CKE861", message="the disk is gone"))
+
+
+@pytest.mark.contract("LIS-149")
+def test_failure_of_a_run_is_a_harness_error(tmp_path, capsys):
+    assert attempted(tmp_path, fail) == 2
+    _, report = report_of(tmp_path / "v")
+    assert (report.verdict, report.reason) == ("HARNESS_ERROR", "the disk is gone")
+    assert "lis: artifact error: the disk is gone" in capsys.readouterr().err
+
+
+@pytest.mark.contract("LIS-149", "LIS-152")
+@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 6)])
+def test_model_that_cannot_be_described_is_unsupported(strict, code, tmp_path):
+    engine = SeededEngine()
+    engine.facts = msgspec.structs.replace(engine.facts, kv=None)
+    options = Common(out=tmp_path / "v", require_supported=strict)
+    setting = msgspec.structs.replace(SETTING, require_supported=strict)
+    runner = EngineRunner(engine)
+    assert attempt(options, setting, PLAIN, lambda: (runner, runner)) == code
+    assert report_of(tmp_path / "v")[1].verdict == "UNSUPPORTED"
+
+
+@pytest.mark.contract("LIS-149")
+def test_signals_end_an_attempt_with_their_codes(tmp_path):
+    def terminate():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert attempted(tmp_path / "a", terminate) == 143
+    assert attempted(tmp_path / "b", interrupt) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    (folder,) = (tmp_path / "a" / "v").iterdir()
+    assert [item.name for item in folder.iterdir()] == ["ledger.jsonl"]
+    assert "interrupted_by_SIGTERM" in (folder / "ledger.jsonl").read_text()
+
+
+def test_stage_that_takes_too_long_is_a_harness_error(tmp_path):
+    assert attempted(tmp_path, lambda: time.sleep(30), stage_timeout_seconds=1) == 2
+    assert report_of(tmp_path / "v")[1].reason == "stage_timeout"
+
+
+def test_attempt_needs_a_folder_that_it_can_make(tmp_path):
+    (tmp_path / "v").write_text("")
+    with pytest.raises(ArtifactError, match="`v` cannot hold an attempt"):
+        Attempt(tmp_path / "v")
+
+
+def test_report_above_its_bound_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("cke.artifacts.attempt.MAX_JSON", 100)
+    found = Attempt(tmp_path)
+    with pytest.raises(ArtifactError, match="larger than its bound"):
+        found.finish(build_report(found, SETTING, workflow()[0]))
+    found.close()
+
+
+@pytest.mark.contract("LIS-149")
+def test_recorded_run_is_compared_and_cannot_be_reproduced(tmp_path):
+    pairs = generation(0)
+    request = msgspec.structs.replace(
+        PLAIN,
+        generate=12,
+        context=pairs.original["reference"].report.value.manifest.runtime.configured_context,
+    )
+    write_artifact(pairs.original["reference"].report.value, tmp_path / "r.json")
+    for fault, code, status in ((None, 0, None), (FAULT, 4, "inconclusive")):
+        out = tmp_path / str(code)
+        recorded = RecordedRunner(tmp_path / "r.json")
+        candidate = EngineRunner(SeededEngine(fault=fault))
+        options = Common(out=out)
+        assert attempt(options, SETTING, request, lambda: (recorded, candidate)) == code  # noqa: B023
+        found = report_of(out)[1].prefix_reproduction
+        assert (found and found.status) == status
+
+
+@pytest.mark.contract("LIS-110")
+def test_command_gets_the_flags_of_the_request(tmp_path):
+    found = flags(FORCED, tmp_path)
+    assert found[:6] == ["--tokens", "3 5 7", "--generate", "1", "--context", "7"]
+    assert found[found.index("--forced-prefix") + 1] == "9 10 11"
+    assert found[found.index("--layer-checkpoints") + 1] == "4"
+    assert "--intra-layer-checkpoints" not in found
+    assert (tmp_path / "binding.json").is_file()
+
+
+def test_command_that_fails_says_so(tmp_path):
+    runner = CommandRunner([sys.executable, "-c", "import sys; sys.exit('no such flag')"], tmp_path)
+    with pytest.raises(ArtifactError, match="the command ended with 1: no such flag"):
+        runner.run(PLAIN)
+    with pytest.raises(ArtifactError, match="`no-such-command` cannot be run"):
+        CommandRunner(["no-such-command"], tmp_path).run(PLAIN)
+
+
+def test_runtime_needs_one_reference(tmp_path, capsys):
+    base = ["verify", "runtime", "--model", "m", "--tokens", "1"]
+    assert main(base) == 2
+    assert "expected --reference-command or --recorded" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.contract("LIS-149")
+def test_backends_and_runtimes_of_a_model_are_compared(tiny_model, tmp_path, repository):
+    folder = tiny_model("llama")
+    base = ["--model", str(folder), "--tokens", "5 6 7", "-n", "4"]
+    assert main(["verify", "backend", *base, "--out", str(tmp_path / "a")]) == 0
+    command = f"{sys.executable} -m cke run"
+    environment = ["--reference-command", command, "--out", str(tmp_path / "b")]
+    assert main(["verify", "runtime", *base, *environment]) == 0
+    limited = ["--candidate-dtype", "bfloat16", "--out", str(tmp_path / "c")]
+    assert main(["verify", "backend", *base, *limited]) in (0, 4)
+    assert report_of(tmp_path / "c")[1].submode == "precision_policy_comparison"
+
+
+@pytest.mark.slow
+@pytest.mark.contract("LIS-137", "LIS-138", "LIS-149", "LIS-131")
+def test_planted_attribute_of_a_model_is_found_in_its_stage(tiny_model, tmp_path, repository):
+    source = repository / "circuits" / "blocks"
+    text = (source / "decoder.circuit").read_text()
+    assert "residual_scale: float = 1\n" in text
+    planted = tmp_path / "blocks"
+    planted.mkdir()
+    (planted / "decoder.circuit").write_text(
+        text.replace("residual_scale: float = 1\n", "residual_scale: float = 0.5\n")
+    )
+    (planted / "config.circuit").write_text((source / "config.circuit").read_text())
+    circuit = tmp_path / "llama.circuit"
+    circuit.write_text((repository / "circuits" / "llama.circuit").read_text())
+    base = ["--model", str(tiny_model("llama")), "--tokens", "5 6 7", "-n", "5"]
+    out = ["--candidate-circuit", str(circuit), "--out", str(tmp_path / "v")]
+    assert main(["verify", "backend", *base, *out]) == 4
+    found = report_of(tmp_path / "v")[1]
+    assert found.layer_localization.target_layer == 0
+    interval = found.intra_layer_localization.interval
+    assert interval.notation == "(attention_output_projection, post_attention_residual]"
+
+
+def test_verify_help_lists_the_levels():
+    done = subprocess.run(
+        [sys.executable, "-m", "cke", "verify", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert all(level in done.stdout for level in ("demo", "backend", "runtime"))
