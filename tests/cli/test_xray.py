@@ -146,3 +146,6 @@ def test_a_wrong_constant_from_command_to_files(
     assert report.first_divergence is not None
     assert report.first_divergence.checkpoint_id == "layer.0.attention_norm_output"
     assert report.reproduce == shlex.join(["cke", *words[:-2]])
+    patch = tmp_path.joinpath("out", "fix.patch").read_text()
+    assert patch.startswith("--- a/blocks/decoder.circuit\n")
+    assert "+    attn_norm: rms_norm[D](eps: 1e-6) " in patch

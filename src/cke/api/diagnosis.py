@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cke.api.build import built_package
+from cke.api.circuit_patch import with_patch
 from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
@@ -204,6 +205,7 @@ def xray(
         say=say,
     )
     report = with_folder(report, circuit)
+    report = with_patch(report, subject.manifest, circuit, loaded.files, subject.dtype)
     write_report(report, Path(out), time.monotonic() - start)
     return report
 
