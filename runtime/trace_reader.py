@@ -4,7 +4,6 @@ Metadata comes first: the document, its hash, then the headers of the tensor fil
 records. Values are mapped, not loaded; a tensor's digest is checked when it is opened.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.errors import Diagnostic, MissingInputError, Note, RejectedError
+from cke.errors import CkeError, Diagnostic, MissingInputError, Note, RejectedError
 from cke.runtime.trace_writer import DOCUMENT, PARTIAL, SAFETENSORS_DTYPES, body_sha256
+from cke.runtime.weights.located import LocatedTensor
+from cke.runtime.weights.safetensors_header import read_header
 from cke.schemas.reading import read_json
 from cke.schemas.trace import SCHEMA, VERSION, Record, Trace
 
@@ -29,7 +30,6 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
 }
 MAX_DOCUMENT = 256 << 20
-MAX_HEADER = 64 << 20
 
 
 class TraceFolder:
@@ -107,7 +107,7 @@ def _typed(folder: Path, raw: Any) -> Trace:
 
 
 def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
-    headers: dict[str, tuple[dict[str, Any], int, int]] = {}
+    headers: dict[str, dict[str, LocatedTensor]] = {}
     places: dict[str, tuple[Path, int]] = {}
     for index, record in enumerate(trace.body.records):
         path = f"$.body.records[{index}].tensor_path"
@@ -121,9 +121,12 @@ def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
             _check_size(folder, path, record, file.stat().st_size)
             continue
         if name not in headers:
-            headers[name] = _header(folder, file, path)
-        header, start, end = headers[name]
-        places[record.tensor_path] = (file, start + _entry(folder, path, record, header, key, end))
+            headers[name] = _header(folder, trace, file, path)
+        found = headers[name].get(key)
+        if found is None:
+            raise _rejected("CKE707", folder, path, f"no tensor `{key}` in the file")
+        _check_entry(folder, path, record, found)
+        places[record.tensor_path] = (file, found.offset)
     return places
 
 
@@ -139,31 +142,16 @@ def _check_level(folder: Path, path: str, record: Record) -> None:
         raise _rejected("CKE707", folder, path, "expected the digest of the tensor, got null")
 
 
-def _entry(
-    folder: Path, path: str, record: Record, header: dict[str, Any], key: str, size: int
-) -> int:
-    entry = header.get(key)
-    if not isinstance(entry, dict):
-        raise _rejected("CKE707", folder, path, f"no tensor `{key}` in the file")
-    expected = (SAFETENSORS_DTYPES[record.dtype], list(record.shape))
-    if (entry.get("dtype"), entry.get("shape")) != expected:
+def _check_entry(folder: Path, path: str, record: Record, found: LocatedTensor) -> None:
+    expected = (SAFETENSORS_DTYPES[record.dtype], record.shape)
+    if (found.info.storage, found.info.shape) != expected:
         raise _rejected(
             "CKE707",
             folder,
             path.replace("tensor_path", "shape"),
-            f"expected {expected[0]} {expected[1]} as recorded, got {entry.get('dtype')} "
-            f"{entry.get('shape')} in the file",
+            f"expected {expected[0]} {list(expected[1])} as recorded, got {found.info.storage} "
+            f"{list(found.info.shape)} in the file",
         )
-    offsets = entry.get("data_offsets")
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(type(item) is int for item in offsets)
-        or not 0 <= offsets[0] <= offsets[1] <= size
-    ):
-        raise _rejected("CKE707", folder, path, f"offsets {offsets} leave the file's {size} bytes")
-    _check_size(folder, path, record, offsets[1] - offsets[0])
-    return int(offsets[0])
 
 
 def _check_size(folder: Path, path: str, record: Record, got: int) -> None:
@@ -184,21 +172,18 @@ def _inside(folder: Path, name: str, path: str) -> Path:
     return file
 
 
-def _header(folder: Path, file: Path, path: str) -> tuple[dict[str, Any], int, int]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER):
-            raise _rejected("CKE707", folder, path, f"`{file.name}` is cut short")
-        try:
-            header = json.loads(stream.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            raise _rejected(
-                "CKE707", folder, path, f"`{file.name}` has no readable header"
-            ) from None
-    if not isinstance(header, dict):
-        raise _rejected("CKE707", folder, path, f"`{file.name}` has no readable header")
-    return header, 8 + length, size - 8 - length
+def _header(folder: Path, trace: Trace, file: Path, path: str) -> dict[str, LocatedTensor]:
+    """Return the tensors of a file; what is wrong with it is told of the record that names it."""
+    try:
+        return read_header(file)
+    except CkeError as error:
+        first = error.diagnostics[0]
+        key = "" if first.path is None else f"#{first.path}"
+        for index, record in enumerate(trace.body.records):
+            if key and (record.tensor_path or "").endswith(key):
+                path = f"$.body.records[{index}].tensor_path"
+        message = f"`{file.name}{key}`: {first.message}"
+        raise _rejected("CKE707", folder, path, message) from None
 
 
 def _rejected(code: str, folder: Path, path: str, message: str) -> RejectedError:

@@ -10,6 +10,7 @@ from cke.runtime.drivers import PerLayer
 from tests.models import FAMILIES, TinyModel
 
 
+@pytest.mark.slow
 @pytest.mark.contract("XRAY-43")
 def test_capturing_every_edge_changes_no_bit_of_a_sample(tiny_model: TinyModel) -> None:
     study = neutrality_of(tiny_model("llama", num_hidden_layers=1), "bfloat16", inputs=2)

@@ -18,8 +18,11 @@ def cache_folder(*parts: str) -> Path:
     return Path(platformdirs.user_cache_dir("cke", appauthor=False)).joinpath(*parts)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write the file whole or not at all: a temporary file beside it, fsync, rename."""
+def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write the file whole or not at all: a temporary file beside it, fsync, rename, fsync.
+
+    `mode` is the file's mode; None is the usual one of a new file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -27,12 +30,21 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~_umask() if mode is None else mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,18 +1,16 @@
-"""The one reader of untrusted JSON, and the one writer of files that must not be half written.
+"""The one reader of untrusted JSON, and strict writing.
 
 Reading is bounded (bytes, depth, keys, items) and strict: regular file, UTF-8 without BOM, no
 duplicate key, no NaN or infinity, no number that overflows, no change while it is read. Errors
 carry the JSON path. Writing goes to a temporary file beside the target, is synced, then renamed.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
@@ -20,6 +18,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 import msgspec
 
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+from cke.errors.files import write_atomically
 
 T = TypeVar("T")
 MAX_SAFE_INTEGER = 2**53 - 1
@@ -163,30 +162,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     Raises CkeError (CKE803) when it cannot be written.
     """
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_atomically(path, data, mode=mode)
     except OSError as error:
         raise _unwritten(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except OSError as error:
-        raise _unwritten(path, error) from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritten(path: Path, error: OSError) -> CkeError:
