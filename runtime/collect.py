@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from cke.runtime.buckets import query_bucket
 from cke.runtime.edges import Bound, Edges
+from cke.runtime.host_summaries import host_summaries
 from cke.runtime.loaded_kernels import Contracts
 from cke.runtime.records import WIRE_DTYPES, digest, join_id
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.summaries import Axes, places, summary_of, summary_program
 from cke.runtime.trace_writer import Mark
-from cke.runtime.validity import valid_mask
+from cke.runtime.validity import canonical_shape, valid_mask
 from cke.schemas.trace import Phase, Record, Segment, Summary
 
 Host = NDArray[np.generic]
@@ -118,19 +119,24 @@ class Collector:
         if not groups:
             return
         distinct = [_distinct(group) for group in groups]
-        program = summary_program(
-            tuple({_name(item): item.array for item in group} for group in distinct),
-            self._where,
-            axes=_axes(groups[0]),
-            padded=self._padded,
-        )
+        rows = self._numbers([{_name(i): i.array for i in group} for group in distinct], groups[0])
         hosts = [self._hosts(group) for group in distinct]
-        rows = np.asarray(program).tolist()
         for group, own, host, numbers in zip(groups, distinct, hosts, rows, strict=True):
             summaries = {
                 item.key: self._summary(item, row) for item, row in zip(own, numbers, strict=True)
             }
             self._emit(group, host, summaries)
+
+    def _numbers(
+        self, arrays: list[dict[str, Array]], group: list[Wanted]
+    ) -> list[list[list[float]]]:
+        """Return the numbers of each edge of each layer, where the arrays are."""
+        axes = _axes(group)
+        if jax.default_backend() == "cpu":
+            return host_summaries(arrays, axes, self.segment)
+        found = summary_program(tuple(arrays), self._where, axes=axes, padded=self._padded)
+        rows: list[list[list[float]]] = np.asarray(found).tolist()
+        return rows
 
     def _hosts(self, group: list[Wanted]) -> dict[str, tuple[Host, str]]:
         """Return canonical values and digests, where they are kept."""
@@ -210,14 +216,6 @@ def _name(item: Wanted) -> str:
     """Return the key without its layer, so that the layers of one kind share a program."""
     layer = item.bound[2]
     return item.key if layer is None else item.key.removeprefix(f"layer.{layer}.")
-
-
-def canonical_shape(
-    shape: tuple[int, ...], axes: tuple[str, ...], segment: Segment
-) -> tuple[int, ...]:
-    """Return the shape without bucket padding: T of the segment, S of what is cached."""
-    sizes = {"T": len(segment.tokens[0]), "S": max(segment.cache_token_count)}
-    return tuple(sizes.get(name, size) for name, size in zip(axes, shape, strict=True))
 
 
 def canonical_rows(array: Host, axes: tuple[str, ...], segment: Segment) -> Host:

@@ -138,4 +138,5 @@ def _drawn(item: Parameter, package: Package, rng: np.random.Generator) -> Array
         values = rng.integers(0, package.calls.dims["V" if item.name == "tokens" else "Y"], shape)
     else:
         values = rng.standard_normal(shape)
-    return jax.device_put(values.astype(DTYPES[item.type.dtype]))
+    placed: Array = jax.device_put(values.astype(DTYPES[item.type.dtype]))
+    return placed

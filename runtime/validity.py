@@ -1,5 +1,7 @@
 """Which elements of a capture a run computed: no padding rows, no empty cache rows.
 
+A forward is padded to a bucket; a capture has the shape of what was asked for.
+
 A key is valid when it is cached and, for scores and probabilities, not after the query.
 """
 
@@ -30,6 +32,14 @@ def valid_mask(axes: tuple[str, ...], shape: tuple[int, ...], segment: Segment) 
         seen = keys[None, None, :] <= rows[:, :, None]
         mask = mask & _along(seen, axes, shape, "B", "T", "S")
     return mask
+
+
+def canonical_shape(
+    shape: tuple[int, ...], axes: tuple[str, ...], segment: Segment
+) -> tuple[int, ...]:
+    """Return the shape without bucket padding: T of the segment, S of what is cached."""
+    sizes = {"T": len(segment.tokens[0]), "S": max(segment.cache_token_count)}
+    return tuple(sizes.get(name, size) for name, size in zip(axes, shape, strict=True))
 
 
 def _along(values: Mask, axes: tuple[str, ...], shape: tuple[int, ...], *names: str) -> Mask:
