@@ -37,6 +37,7 @@ REPLAY_ERRORS = (
     AssertionError,
 )
 NEAR = 8.0
+SAME = 1e-12
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -53,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     closing: tuple[tuple[Counterfactual, Op, int], ...]
     tried: int
+    same: tuple[Counterfactual, ...] = ()
 
     @property
     def confirmed(self) -> tuple[Counterfactual, Op, int] | None:
@@ -79,9 +81,30 @@ def confirm(bench: Bench, judged: Judged) -> Outcome:
                     closing.append(found)
     kept = _distinct(_elsewhere(bench, judged, _siblings(bench, judged, closing)))
     before = judged.replay.reference_against_oracle.relative_rmse
+    kept, same = _equivalent(bench, judged, kept)
     return Outcome(
-        tuple((_shown(item, before), item.op, item.candidate.change.step) for item in kept), count
+        tuple((_shown(item, before), item.op, item.candidate.change.step) for item in kept),
+        count,
+        tuple(_shown(item, before) for item in same),
     )
+
+
+def _equivalent(bench: Bench, judged: Judged, kept: list[Tried]) -> tuple[list[Tried], list[Tried]]:
+    """Return one of several changes to one op that give the same numbers, and the others.
+
+    Changes that are one function (softmax of the chosen logits, renormalised softmax of all)
+    cannot be told apart by any input, and need not be.
+    """
+    if len(kept) < 2 or any(item.op.id != kept[0].op.id for item in kept):
+        return kept, []
+    results = [
+        bench.reference(judged.segment, judged.site, item.candidate.change).result(judged.site)
+        for item in kept
+    ]
+    scale = float(np.abs(results[0]).max(initial=0.0))
+    if all(np.allclose(results[0], other, rtol=0, atol=SAME * scale) for other in results[1:]):
+        return kept[:1], kept[1:]
+    return kept, []
 
 
 def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
@@ -126,7 +149,7 @@ def _try(
     graph = bench.graph(at)
     try:
         made = bench.reference(at, judged.site, candidate.change).result(judged.site)
-        wanted = judged.oracle if segment is None else bench.oracle.value(graph, at, judged.site)
+        wanted = judged.oracle if segment is None else _there(bench, judged, at)
         if wanted is None or made.shape != wanted.shape:
             return None
         valid = judged.valid if segment is None else bench.valid(at, judged.site)
@@ -138,6 +161,15 @@ def _try(
         return None
     closes = status_of(metrics, judged.replay.gate) not in BAD
     return Tried(candidate, op, error, closes)
+
+
+def _there(bench: Bench, judged: Judged, segment: int) -> Any:
+    """Return what the oracle shows in another forward, at the same checkpoint."""
+    graph = bench.graph(segment)
+    for record in bench.oracle.records(graph, segment, judged.site):
+        if (record.checkpoint_id, record.role) == (judged.record.checkpoint_id, judged.record.role):
+            return bench.oracle.shown(graph, segment, graph.origin(judged.site), record)
+    return None
 
 
 def _siblings(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried]:

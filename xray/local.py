@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from cke.schemas.diagnosis import Replay
 from cke.schemas.graph_ir import Op
 from cke.schemas.numerical_report import Gate, Metrics
+from cke.schemas.trace import Record
 from cke.xray.budget import forward_error
 from cke.xray.diff import status_of
 from cke.xray.graph import ProgramGraph, Site
@@ -88,6 +89,7 @@ class Judged(msgspec.Struct, frozen=True):
     valid: Array | None
     cone: tuple[tuple[int, Op], ...]
     kernel: Array
+    record: Record
 
     @property
     def clean(self) -> bool:
@@ -96,9 +98,23 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(bench: Bench, segment: int, site: Site) -> Judged | None:
-    """Return the judgement of an edge; None when the oracle does not show it or it cannot run."""
+    """Return the judgement of an edge; None when the oracle does not show it or it cannot run.
+
+    Of several checkpoints that show the edge, the first that disagrees is meant: between it and
+    the one before, the oracle does what the circuit leaves out.
+    """
     graph = bench.graph(segment)
-    wanted = bench.oracle.value(graph, segment, site)
+    found: Judged | None = None
+    for record in bench.oracle.records(graph, segment, site):
+        found = _judge(bench, segment, site, record)
+        if found is not None and not found.clean:
+            return found
+    return found
+
+
+def _judge(bench: Bench, segment: int, site: Site, record: Record) -> Judged | None:
+    graph = bench.graph(segment)
+    wanted = bench.oracle.shown(graph, segment, graph.origin(site), record)
     op = graph.producer(site)
     if wanted is None or op is None:
         return None
@@ -137,6 +153,7 @@ def judge(bench: Bench, segment: int, site: Site) -> Judged | None:
         valid=valid,
         cone=cone,
         kernel=made,
+        record=record,
     )
 
 

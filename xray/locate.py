@@ -83,8 +83,10 @@ def explain(bench: Bench, judged: Judged) -> Finding:
             f"with {describe(counterfactual)} the edge agrees: relative RMSE "
             f"{counterfactual.before:.3g} becomes {counterfactual.after:.3g}",
             *_inner(graph, judged, op, step),
+            *(f"the same function on these inputs: {describe(item)}" for item in outcome.same),
         ),
         confirmed_by=counterfactual,
+        also_closing=outcome.same,
         tried=outcome.tried,
     )
 
@@ -131,7 +133,6 @@ def _question(judged: Judged, several: tuple[Counterfactual, ...]) -> str:
 
 def _base(bench: Bench, judged: Judged) -> Finding:
     graph = bench.graph(judged.segment)
-    point = _shown_point(bench, judged)
     replay = judged.replay
     return Finding(
         failure_class=None,
@@ -140,8 +141,8 @@ def _base(bench: Bench, judged: Judged) -> Finding:
             f"(relative RMSE {_number(replay.kernel_against_reference)}), and the oracle's output "
             f"is another ({_number(replay.reference_against_oracle)})",
         ),
-        checkpoint_id=point[0],
-        role=point[1],
+        checkpoint_id=judged.record.checkpoint_id,
+        role=judged.record.role,
         segment=judged.segment,
         op=judged.op.id,
         operator=judged.op.operator,
@@ -151,12 +152,6 @@ def _base(bench: Bench, judged: Judged) -> Finding:
         gate=replay.gate,
         replay=replay,
     )
-
-
-def _shown_point(bench: Bench, judged: Judged) -> tuple[str, str | None]:
-    record = bench.oracle.record(bench.graph(judged.segment), judged.segment, judged.site)
-    assert record is not None, "a judged edge is shown by the oracle"
-    return record.checkpoint_id, record.role
 
 
 def _number(metrics: Metrics) -> str:

@@ -26,12 +26,18 @@ class TraceValues:
         self._kept: dict[tuple[int, str, Site], Array | None] = {}
 
     def record(self, graph: ProgramGraph, segment: int, site: Site) -> Record | None:
-        """Return the record that shows a value, None when the trace has none."""
-        for point in graph.points_of(site):
-            found = self._found.get((segment, point.checkpoint_id, point.role))
-            if found is not None:
-                return found[1]
-        return None
+        """Return the record that shows a value as its readers see it, None when there is none.
+
+        Of several checkpoints that are equal in the circuit the last one is meant: what an oracle
+        does between them, its later operations have read.
+        """
+        shown = self.records(graph, segment, site)
+        return shown[-1] if shown else None
+
+    def records(self, graph: ProgramGraph, segment: int, site: Site) -> tuple[Record, ...]:
+        """Return every record that shows a value, in the order in which it is named."""
+        keys = ((segment, point.checkpoint_id, point.role) for point in graph.points_of(site))
+        return tuple(self._found[key][1] for key in keys if key in self._found)
 
     def value(self, graph: ProgramGraph, segment: int, site: Site) -> Array | None:
         """Return a value in the axes of the graph; inputs of the program come from the schedule."""
@@ -47,8 +53,12 @@ class TraceValues:
         if op is not None and op.operator == "append" and op.results[-1].name == origin.edge:
             return key_positions(self.segments, segment)
         record = self.record(graph, segment, origin)
-        if record is None:
-            return None
+        return None if record is None else self.shown(graph, segment, origin, record)
+
+    def shown(
+        self, graph: ProgramGraph, segment: int, origin: Site, record: Record
+    ) -> Array | None:
+        """Return what a record shows of a value, in the axes of the graph."""
         folder, _ = self._found[segment, record.checkpoint_id, record.role]
         array = folder.array(record, digest)
         kind = graph.type_of(origin)
