@@ -21,6 +21,7 @@ from cke.runtime.package import Package
 from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.runtime.session import Session
 from cke.runtime.trace_body import subject_body, threads
+from cke.runtime.written import as_written
 from cke.schemas.trace import Body, Identity, Neutrality, Segment
 
 Outputs = dict[str, str]
@@ -48,7 +49,8 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
     capture; one that is not neutral even boundary by boundary gives those that are.
     """
     segments = plan_segments(request)
-    first = _run(subject.production, subject, segments)
+    written: list[Segment] = []
+    first = _run(subject.production, subject, segments, written=written)
     control = _run(subject.production, subject, segments)
     neutrality = Neutrality(
         status="rejected",
@@ -65,7 +67,8 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
         neutrality = msgspec.structs.replace(
             neutrality, finding="RUNTIME_NOT_REPEATABLE", differing=_differing(first, control)
         )
-    return subject_body(subject.production, subject.identity, request, segments, neutrality)
+    done = tuple(written)
+    return subject_body(subject.production, subject.identity, request, done, neutrality)
 
 
 class _Gate:
@@ -156,8 +159,12 @@ def _run(
     subject: Subject,
     segments: tuple[Segment, ...],
     collector: Collector | None = None,
+    written: list[Segment] | None = None,
 ) -> Outputs:
-    """Return the digests of the logits of every segment and of the final state."""
+    """Return the digests of the logits of every segment and of the final state.
+
+    `written` takes each segment with what it did to the cache.
+    """
     session = Session(
         driver,
         batch=len(segments[0].tokens),
@@ -174,6 +181,8 @@ def _run(
         positions = np.asarray(segment.positions, np.int32)
         logits = session.prefill(tokens, positions, logits="all")
         outputs[f"segment.{segment.index}.logits"] = bits(logits)
+        if written is not None:
+            written.append(as_written(segment, session.state))
         if collector is not None:
             collector.finish()
     leaves, _ = jax.tree.flatten_with_path(session.state)

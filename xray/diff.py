@@ -308,7 +308,10 @@ def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
         valid = np.array(segment.positions) >= 0
         if None not in (record.tensor_path, other.tensor_path):
             left, right = _first(subject, record), _first(oracle, other)
-            flips = tuple((int(b), int(t)) for b, t in np.argwhere((left != right) & valid))
+            differ = (left != right) & valid
+            if differ.any():
+                differ &= ~_is_first(oracle, other, left) & ~_is_first(subject, record, right)
+            flips = tuple((int(b), int(t)) for b, t in np.argwhere(differ))
         elif same_bytes(record, other):
             flips = ()
         else:
@@ -328,6 +331,17 @@ def _first(side: TraceFolder, record: Record) -> NDArray[np.int64]:
     with opened(side, record) as (stream,):
         for tile in tiles(record.shape, TILE, whole=len(record.shape) - 1):
             result[tile[:-1]] = stream.tile(tile).astype(np.float64).argmax(-1)
+    return result
+
+
+def _is_first(side: TraceFolder, record: Record, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return bool[B, T]: whether a token's logit equals the largest, so that they are a tie."""
+    result = np.zeros(chosen.shape, np.bool_)
+    with opened(side, record) as (stream,):
+        for tile in tiles(record.shape, TILE, whole=len(record.shape) - 1):
+            logits = stream.tile(tile).astype(np.float64)
+            index = chosen[tile[:-1]][..., None]
+            result[tile[:-1]] = np.take_along_axis(logits, index, -1)[..., 0] == logits.max(-1)
     return result
 
 

@@ -95,14 +95,15 @@ def _tokens(mine: Segment, theirs: Segment) -> Finding:
 
 
 def _identity(subject: Body, oracle: Body) -> Iterator[Finding]:
-    mine, theirs = subject.identity, oracle.identity
-    for what in ("model_sha256", "family"):
-        left, right = getattr(mine, what), getattr(theirs, what)
-        if left is not None and right is not None and left != right:
-            yield Finding(
-                failure_class="IDENTITY_MISMATCH",
-                because=(f"`{what}` is {_short(left)} on the subject and {_short(right)} there",),
-            )
+    """Yield weights that are known on both sides and differ; families have a name per format."""
+    left, right = subject.identity.model_sha256, oracle.identity.model_sha256
+    if left is not None and right is not None and left != right:
+        yield Finding(
+            failure_class="IDENTITY_MISMATCH",
+            because=(
+                f"the weights' sha256 is {_short(left)} on the subject and {_short(right)} there",
+            ),
+        )
 
 
 def _short(text: str) -> str:
