@@ -46,12 +46,10 @@ def _pairwise(entry: Entry, generator: random.Random) -> list[Case]:
         row = max(every, key=lambda item: len(_pairs(item) & missing))
         missing -= _pairs(row)
         family, request, dtype, oracle, size = row
-        assert family and request and dtype and oracle, "only a size may be absent"
-        chosen.append(Case(entry, family, request, dtype, oracle, size))
+        assert None not in (family, request, dtype, oracle), "only a size may be absent"
+        chosen.append(Case(entry, str(family), str(request), str(dtype), str(oracle), size))
     return chosen
 
 
 def _pairs(row: tuple[str | None, ...]) -> set[tuple[int, str | None, int, str | None]]:
-    return {
-        (i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)
-    }
+    return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}

@@ -132,7 +132,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_catalogue(folder: Path | None = None) -> tuple[Entry, ...]:
-    """Return every entry, in the order of file names; a bad one is CKE740."""
+    """Return every entry, in the order of file names; a bad one is CKE790."""
     found: list[Entry] = []
     for name, data in _sources(folder):
         try:
@@ -178,4 +178,4 @@ def _check(name: str, entry: Entry, before: set[str]) -> None:
 
 
 def _bad(name: str, message: str) -> CkeError:
-    return CkeError(Diagnostic(code="CKE740", file=f"catalogue/{name}", message=message))
+    return CkeError(Diagnostic(code="CKE790", file=f"catalogue/{name}", message=message))

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import cke
 
-SECONDS = 300
+SECONDS = 900
 
 
 class Worker:
@@ -21,7 +21,7 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / "worker.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -46,7 +46,7 @@ class Worker:
     def run(
         self, task: str, arguments: dict[str, Any], folder: Path, source: Path | None = None
     ) -> tuple[str | None, float]:
-        """Return why a task failed, None when it did not, and its seconds."""
+        """Return why a task failed, None when it did not, and its processor seconds."""
         folder.mkdir(parents=True, exist_ok=True)
         error = folder / f"{task}.error"
         error.unlink(missing_ok=True)
