@@ -122,9 +122,8 @@ def run_cases(
                     return
                 kept = run_case(bench, worker, case)
                 done[case.id] = kept
-                say(
-                    f"{len(done)}/{len(wanted)} {case.id}: {_word(kept)} in {kept.seconds:.1f} s of processor time"
-                )
+                place = f"{len(done)}/{len(wanted)}"
+                say(f"{place} {case.id}: {_word(kept)}, {kept.seconds:.1f} processor seconds")
 
         threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
         for thread in threads:

@@ -27,11 +27,12 @@ def read_sabotages() -> dict[str, Sabotage]:
 def sabotage_named(name: str) -> Sabotage:
     """Return a sabotage; an unknown name is CKE792."""
     known = read_sabotages()
+    listed = ", ".join(f"`{item}`" for item in known)
     if name not in known:
         raise CkeError(
             Diagnostic(
                 code="CKE792",
-                message=f"expected a sabotage of {', '.join(f'`{n}`' for n in known)}, got `{name}`",
+                message=f"expected a sabotage of {listed}, got `{name}`",
                 notes=(Note("choose one of these with `--sabotage`", label="help"),),
             )
         )

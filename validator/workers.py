@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import cke
 
@@ -37,11 +37,16 @@ class Worker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        stdin, stdout = self._pipes()
+        stdin.close()
+        stdout.close()
         self._process.wait()
         self._log.close()
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdin is not None, "the worker has pipes"
+        assert self._process.stdout is not None, "the worker has pipes"
+        return self._process.stdin, self._process.stdout
 
     def run(
         self, task: str, arguments: dict[str, Any], folder: Path, source: Path | None = None
@@ -59,10 +64,10 @@ class Worker:
             "error": str(error),
             "seconds": SECONDS,
         }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"ended": "gone", "seconds": 0}')
+        stdin, stdout = self._pipes()
+        stdin.write(json.dumps(line).encode() + b"\n")
+        stdin.flush()
+        answer = json.loads(stdout.readline() or '{"ended": "gone", "seconds": 0}')
         if answer["ended"] == "done":
             return None, answer["seconds"]
         text = error.read_text("utf-8") if error.is_file() else answer["ended"]

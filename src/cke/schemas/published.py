@@ -35,8 +35,8 @@ from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.probe import ProbePacket
 from cke.schemas.run_report import PrefixBinding, RunReport
 from cke.schemas.trace import Trace
-from cke.schemas.verification_report import VerificationReport
 from cke.schemas.validator_selftest import Document as SelftestDocument
+from cke.schemas.verification_report import VerificationReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.oracle_mapping": OracleMapping,
