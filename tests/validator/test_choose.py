@@ -44,5 +44,7 @@ def test_the_light_gate_has_faults_and_controls_of_every_stage() -> None:
 
 
 def test_a_pattern_that_matches_no_case_is_refused() -> None:
-    with pytest.raises(CkeError, match=r"no case of the light choice matches nothing-\*"):
+    with pytest.raises(
+        CkeError, match=r"error\[CKE791\]: no case of the light choice matches nothing-\*"
+    ):
         chosen_cases("light", ("nothing-*",))

@@ -22,7 +22,7 @@ def test_every_part_is_broken_and_shown_by_a_fault_and_a_control() -> None:
 
 
 def test_an_unknown_sabotage_is_refused() -> None:
-    with pytest.raises(CkeError, match="expected a sabotage of `comparator`"):
+    with pytest.raises(CkeError, match=r"error\[CKE792\]: expected a sabotage of `comparator`"):
         sabotage_named("everything")
 
 
