@@ -50,13 +50,13 @@ def _integers(bits: int) -> tuple[Callable[[Array, int], Parts], Callable[[Parts
     def decode(parts: Parts) -> Array:
         codes, scales = parts["codes"], parts["scales"]
         wide = codes.reshape(*scales.shape, -1).astype(np.float64) * scales[..., None]
-        return wide.reshape(codes.shape).astype(np.float32)
+        return np.asarray(wide.reshape(codes.shape), np.float32)
 
     return encode, decode
 
 
 def _floats(kind: Any) -> tuple[Callable[[Array, int], Parts], Callable[[Parts], Array]]:
-    largest = float(ml_dtypes.finfo(kind).max)
+    largest = float(ml_dtypes.finfo(kind).max)  # type: ignore[no-untyped-call]
 
     def encode(rows: Array, group: int) -> Parts:
         scales = (np.abs(rows.astype(np.float64)).max(-1) / largest).astype(np.float32)
@@ -66,7 +66,7 @@ def _floats(kind: Any) -> tuple[Callable[[Array, int], Parts], Callable[[Parts],
 
     def decode(parts: Parts) -> Array:
         values = parts["codes"].view(kind).astype(np.float64)
-        return (values * parts["scales"][:, None]).astype(np.float32)
+        return np.asarray(values * parts["scales"][:, None], np.float32)
 
     return encode, decode
 
@@ -105,7 +105,7 @@ def _mxfp4_decode(parts: Parts) -> Array:
     scales = parts["scales"].view(E8M0).astype(np.float64)
     codes = parts["codes"].view(FP4).astype(np.float64).reshape(*scales.shape, -1)
     wide = codes * scales[..., None]
-    return wide.reshape(parts["codes"].shape).astype(np.float32)
+    return np.asarray(wide.reshape(parts["codes"].shape), np.float32)
 
 
 def _nvfp4_encode(rows: Array, group: int) -> Parts:
@@ -126,7 +126,7 @@ def _nvfp4_encode(rows: Array, group: int) -> Parts:
 def _nvfp4_decode(parts: Parts) -> Array:
     scales = parts["scales"].view(E4M3).astype(np.float64) * np.float64(parts["global_scale"][0])
     codes = parts["codes"].view(FP4).astype(np.float64).reshape(*scales.shape, -1)
-    return (codes * scales[..., None]).reshape(parts["codes"].shape).astype(np.float32)
+    return np.asarray((codes * scales[..., None]).reshape(parts["codes"].shape), np.float32)
 
 
 def _made() -> dict[str, Format]:

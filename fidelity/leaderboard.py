@@ -6,6 +6,7 @@ a rank.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from cke.fidelity.bootstrap import paired_interval, resolved
 from cke.fidelity.checks.weights import family_problems, is_baseline
 from cke.fidelity.fields import key_of, key_problems, rank_key, section_of
 from cke.fidelity.refusal import refuse
+from cke.schemas.reading import read_json
 
 DAGGER = "†"
 
@@ -66,6 +68,26 @@ def _check(entries: Sequence[Entry], excluded: Sequence[dict[str, str]]) -> None
             problems.append(f"`{item['candidate']}` is excluded and active")
     if problems:
         refuse("CKE880", problems)
+
+
+def entries_of(artifact: Path) -> tuple[list[Entry], list[dict[str, str]]]:
+    """Return the results of an artifact, and the candidates that it leaves out."""
+    entries = []
+    for root in sorted(artifact.joinpath("models").iterdir()):
+        if not root.joinpath("receipt.json").is_file():
+            continue
+        receipt, report = read_json(root / "receipt.json"), read_json(root / "report.json")
+        natural = receipt.get("routing") or {}
+        entries.append(
+            Entry(
+                report=report,
+                compliant=receipt["compliant"],
+                routing_floor=receipt["ranking_floor"],
+                repeat_floor=receipt["nondeterminism_floor"] or 0.0,
+                saturated=natural.get("state") == "saturated",
+            )
+        )
+    return entries, read_json(artifact / "comparator.json").get("excluded_candidates", [])
 
 
 def rank_together(entries: Sequence[Entry]) -> list[Entry]:

@@ -259,8 +259,10 @@ def parity_problems(controls: Any) -> list[str]:
     """Return where the six runs do not repeat exactly; recomputed from their own digests."""
     if not isinstance(controls, dict):
         return ["there are no control runs"]
-    runs = {name: controls.get(name) for name in RUNS}
-    short = [n for n, found in runs.items() if not isinstance(found, list) or len(found) != REPEATS]
+    runs: dict[str, list[Any]] = {
+        name: controls[name] if isinstance(controls.get(name), list) else [] for name in RUNS
+    }
+    short = [name for name, found in runs.items() if len(found) != REPEATS]
     if short:
         return [f"`{name}` needs {REPEATS} runs" for name in short]
     problems = []

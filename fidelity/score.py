@@ -49,6 +49,14 @@ class Shard(msgspec.Struct, frozen=True):
     index: int = 0
     count: int = 1
 
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Return the part that `i/n` names; CKE873 for any other text."""
+        index, _, count = text.partition("/")
+        if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+            refuse("CKE873", f"a shard expects `i/n` with i from 0 to n - 1, got `{text}`")
+        return cls(int(index), int(count))
+
     def rows(self, total: int) -> list[int]:
         """Return the rows of this part."""
         return [row for row in range(total) if row % self.count == self.index]

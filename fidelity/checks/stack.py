@@ -1,13 +1,14 @@
 """Laws 6, 7 and 10: what computed a number, how it was stored, and what it compares with."""
 
 import re
+from typing import Any
 
 from cke.fidelity.capture import probe_problems
 from cke.fidelity.checks.evidence import Document, Evidence, Problem, field
 from cke.fidelity.fields import MISSING, key_of, key_problems
 from cke.fidelity.profiles import ABSENT, profiles, stack_fields
 
-EMPTY = (None, "", "unknown", [], {})
+EMPTY: tuple[Any, ...] = (None, "", "unknown", [], {})
 CLAIMS = re.compile(r"\b(accura\w+|capabilit\w+|quality|smarter|better model)\b", re.IGNORECASE)
 VERDICTS = ("threshold", "verdict", "pass_mark", "acceptance", "grade")
 """Fields by which a report would judge itself against an absolute mark."""

@@ -72,6 +72,11 @@ VERBS: dict[str, Verb] = {
         "cke.cli.verify:app",
         "Compare two runtimes on the same tokens, down to a stage of a layer.",
     ),
+    "fidelity": Verb(
+        "Evidence",
+        "cke.cli.fidelity:app",
+        "Measure how closely a candidate keeps a reference's distributions, under the laws.",
+    ),
     "oracle": Verb(
         "Evidence",
         "cke.cli.oracle:oracle_app",
@@ -81,10 +86,5 @@ VERBS: dict[str, Verb] = {
         "Evidence",
         "cke.cli.xray:app",
         "Find the first divergent edge of a model, its cause and its owner.",
-    ),
-    "validate": Verb(
-        "Evidence",
-        "cke.cli.validate:validate",
-        "Inject known faults and score what X-Ray says of them.",
     ),
 }

@@ -1,1 +1,0 @@
-"""The faults, as data; `cke.validator.entries` reads them."""
