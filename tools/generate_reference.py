@@ -13,6 +13,7 @@ from cke.errors.catalogue import catalogue
 from cke.fidelity.laws import contract_page
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.operators.base import Attribute, Operand, Operator
+from tools.artifact_pages import differential_page, verify_contract_page
 
 ROOT = Path(__file__).resolve().parent.parent
 CIRCUITS = ROOT / "circuits"
@@ -115,7 +116,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "blocks.md": blocks_page,
     "circuits.md": families_page,
     "contracts/fidelity-laws.md": contract_page,
+    "../lis_verify_contract.md": verify_contract_page,
     "cli.md": cli_page,
+    "differential-verification.md": differential_page,
     "errors.md": errors_page,
     "operators.md": operators_page,
 }

@@ -34,6 +34,7 @@ from cke.schemas.numerical_report import Document
 from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.probe import ProbePacket
 from cke.schemas.run_report import PrefixBinding, RunReport
+from cke.schemas.snapshot import RunSnapshot
 from cke.schemas.trace import Trace
 from cke.schemas.verification_report import VerificationReport
 
@@ -59,6 +60,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "lis.execution_artifact.v1.prefix_policy_reproduction": PrefixReproduction,
     "lis.execution_artifact.v1.run_report": RunReport,
     "lis.execution_artifact.v1.token_localization": TokenLocalization,
+    "lis.execution_artifact.v1.snapshot": RunSnapshot,
     "lis.forced_prefix_binding.v1": PrefixBinding,
     "lis.verification_report.v1": VerificationReport,
 }

@@ -1,0 +1,70 @@
+"""The committed snapshots, and what their reader refuses."""
+
+import json
+
+import pytest
+
+from cke.artifacts.fingerprints import canonical_bytes
+from cke.artifacts.reading import load_layer_trace, load_run_report
+from cke.artifacts.snapshot import encode_snapshot, make_snapshot, read_snapshot
+from cke.errors import CkeError
+from tests.artifacts.documents import DELETE, PATH, PLAIN, put, run
+from tools.snapshots import FILES
+
+
+@pytest.mark.contract("LIS-20", "LIS-150")
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_committed_snapshot_is_whole_and_each_report_stands_alone(kind, repository):
+    path = repository / "tests" / FILES[kind]
+    snapshot = read_snapshot(path)
+    assert (snapshot.schema, snapshot.kind) == ("lis.execution_artifact/v1", kind)
+    for document in json.loads(path.read_text())["run_reports"]:
+        load_run_report(document, path)
+    families = {item.manifest.model.family for item in snapshot.run_reports}
+    assert families == {"qwen3_dense_decoder" if "qwen3" in kind else "llama3_decoder"}
+
+
+@pytest.mark.contract("LIS-150", "LIS-18")
+def test_runs_of_the_parity_snapshots_agree(repository):
+    for kind in ("token_parity_snapshot", "qwen3_sanity_snapshot"):
+        parity = read_snapshot(repository / "tests" / FILES[kind]).token_parity
+        assert parity.first_difference is None
+        assert parity.compared_tokens >= 8
+
+
+@pytest.mark.contract("LIS-20")
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema", "cke.snapshot.v1"),
+        ("kind", "other"),
+        ("run_reports", []),
+        ("run_reports.0.schema", "cke.run_report.v1"),
+        ("run_reports.0.report.selected_token_count", 3),
+        ("token_parity", DELETE),
+        ("token_parity.first_difference", 2),
+        ("perf", {}),
+        ("note", 1),
+    ],
+)
+def test_snapshot_that_is_not_whole_is_refused(path, value, tmp_path):
+    target = tmp_path / "snapshot.json"
+    reports = [run(PLAIN).report, run(PLAIN).report]
+    target.write_bytes(encode_snapshot(make_snapshot("token_parity_snapshot", reports)))
+    read_snapshot(target)
+    target.write_text(json.dumps(put(json.loads(target.read_text()), path, value)))
+    with pytest.raises(CkeError):
+        read_snapshot(target)
+
+
+@pytest.mark.contract("LIS-158")
+def test_formats_keep_their_own_nulls_numbers_and_canonical_form():
+    document = run().documents()["layer_trace"]
+    assert list(document)[:3] == ["schema", "kind", "artifact_set_id"]
+    assert "body" not in document
+    put(document, "layer_trace.0.min", "NaN")
+    with pytest.raises(CkeError):
+        load_layer_trace(document, PATH)
+    assert canonical_bytes({"b": 1.0, "a": "é"}) == '{"a":"é","b":1.0}'.encode()
+    with pytest.raises(ValueError, match="Out of range"):
+        canonical_bytes(float("nan"))
