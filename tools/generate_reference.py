@@ -13,6 +13,9 @@ from cke.errors.catalogue import catalogue
 from cke.fidelity.laws import contract_page
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.operators.base import Attribute, Operand, Operator
+from cke.oracles.exceptions import exceptions
+from cke.oracles.gguf_writer import ARCHITECTURES
+from cke.oracles.points import family_names
 from tools.artifact_pages import differential_page, verify_contract_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,6 +115,44 @@ def families_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def oracles_page() -> str:
+    """The oracles: which families each answers for, and what it does not answer for."""
+    served = {
+        "pytorch": set(family_names()),
+        "llamacpp": set(ARCHITECTURES),
+    }
+    lines = [
+        "# Oracles",
+        "",
+        "An oracle computes the same tokens by other means and states what it is: its version, the",
+        "dtype of its loaded tensors, its settings. What it states is measured on its tensors and",
+        "process (`oracles/facts.py`). `reference`, the float64 interpreter, answers for every",
+        "circuit; a trace folder, or a dump read by `cke oracle import`, is an oracle too.",
+        "",
+        "| model type | pytorch | llamacpp | reference |",
+        "|---|---|---|---|",
+    ]
+    for name in sorted(served["pytorch"] | served["llamacpp"]):
+        marks = ["yes" if name in names else "no" for names in served.values()]
+        lines.append(f"| `{name}` | {' | '.join(marks)} | yes |")
+    lines += [
+        "",
+        "## Exceptions",
+        "",
+        "The parity tests compare every checkpoint of every family in f32 and bf16, and allow",
+        "these and nothing else outside the budget. *Not shown*: there is nothing to compare.",
+        "*Over*: another computation.",
+        "",
+        "| oracle | family | dtype | checkpoint | kind | why |",
+        "|---|---|---|---|---|---|",
+    ]
+    for item in exceptions():
+        where = [f"`{text}`" for text in (item.family, item.dtype, item.checkpoint)]
+        kind = item.kind.replace("_", " ")
+        lines.append(f"| {item.oracle} | {' | '.join(where)} | {kind} | {item.why} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "blocks.md": blocks_page,
     "circuits.md": families_page,
@@ -121,6 +162,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "differential-verification.md": differential_page,
     "errors.md": errors_page,
     "operators.md": operators_page,
+    "oracles.md": oracles_page,
 }
 
 

@@ -52,6 +52,11 @@ def table_for(model_type: str) -> Table:
     return msgspec.convert(_merged(families[model_type]), Table)
 
 
+def family_names() -> tuple[str, ...]:
+    """Return the model types that have a table."""
+    return tuple(_read("families"))
+
+
 def _merged(name: str) -> dict[str, Any]:
     own = _read(name)
     parent = own.pop("extends", None)

@@ -87,4 +87,9 @@ VERBS: dict[str, Verb] = {
         "cke.cli.xray:app",
         "Find the first divergent edge of a model, its cause and its owner.",
     ),
+    "validate": Verb(
+        "Evidence",
+        "cke.cli.validate:validate",
+        "Inject known faults and score what X-Ray says of them.",
+    ),
 }

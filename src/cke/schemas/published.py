@@ -36,6 +36,7 @@ from cke.schemas.probe import ProbePacket
 from cke.schemas.run_report import PrefixBinding, RunReport
 from cke.schemas.snapshot import RunSnapshot
 from cke.schemas.trace import Trace
+from cke.schemas.validator_selftest import Document as SelftestDocument
 from cke.schemas.verification_report import VerificationReport
 
 FORMATS: dict[str, type[msgspec.Struct]] = {
@@ -45,6 +46,7 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
     "cke.xray_orchestration_report.v1": DiagnosisDocument,
+    "cke.xray_validator_selftest.v1": SelftestDocument,
     "cke.packet-measurement.v1": PacketMeasurement,
     "cke.packet-run-evidence.v1": RunEvidence,
     "cke.xray.capture-neutrality.v1": Study,

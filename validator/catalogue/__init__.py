@@ -1,0 +1,1 @@
+"""The faults, as data; `cke.validator.entries` reads them."""
