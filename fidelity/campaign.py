@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cke.fidelity.artifact import Campaign, assemble
-from cke.fidelity.capture import MANIFEST, CaptureRequest, capture
+from cke.fidelity.capture import MANIFEST, CaptureRequest, Storage, capture
 from cke.fidelity.capture_reader import Capture
 from cke.fidelity.environment import environment_report
 from cke.fidelity.gather import gather
@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reference: str
     candidates: dict[str, str]
     rows: int | None = None
-    storage: str = "hidden"
+    storage: Storage = "hidden"
     excluded: tuple[dict[str, str], ...] = ()
     approvals: dict[str, dict[str, str]] = {}
 
@@ -83,8 +83,7 @@ def _captured(
 ) -> Capture:
     folder = out / "capture"
     if not folder.joinpath(MANIFEST).is_file():
-        storage = "logits" if plan.storage == "logits" else "hidden"
-        request = CaptureRequest(limit=plan.rows, storage=storage)
+        request = CaptureRequest(limit=plan.rows, storage=plan.storage)
         capture(opened(str(base / plan.reference), "eager"), suite, request, folder, progress)
     return Capture(folder)
 

@@ -12,8 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROW = re.compile(r"^\| ([A-Z]+-[0-9.]+) \| (.+) \|$", re.MULTILINE)
 
-ENFORCED: tuple[str, ...] = ("XRAY-5", "XRAY-60", "PKT", "LIS")
+ENFORCED: tuple[str, ...] = ("XRAY-5", "XRAY-60", "PKT", "LIS", "LAW")
 """Lines, or whole prefixes such as `LIS`, that must have a test; grows as areas are finished."""
+
+WITHOUT_SUBJECT: tuple[str, ...] = ("LAW-14.24",)
+"""Lines about what does not exist here: no synthetic cells are made that could match wrongly."""
 
 
 def declared_lines() -> dict[str, str]:
@@ -40,7 +43,8 @@ def _marked(tree: ast.AST) -> set[str]:
 
 def is_enforced(line: str) -> bool:
     """Whether the line must have a test by now."""
-    return line in ENFORCED or line.partition("-")[0] in ENFORCED
+    named = line in ENFORCED or line.partition("-")[0] in ENFORCED
+    return named and line not in WITHOUT_SUBJECT
 
 
 def main() -> int:
