@@ -5,10 +5,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .PHONY: help demo test check format golden docs wheel clean
+.PHONY: test-bf16-xray test-xray-validator-selftest
 
 help:
 	@echo "make demo     SmolLM2-135M answers a prompt through generated code"
 	@echo "make test     the whole test suite"
+	@echo "make test-bf16-xray                X-Ray's own tests, and the light self-test"
+	@echo "make test-xray-validator-selftest  known faults, diagnosed blind: the light score"
 	@echo "make check    format, lint, types, import direction, generated code, docs"
 	@echo "make format   format the code"
 	@echo "make golden   rewrite the golden files and published schemas; read the diff"
@@ -24,6 +27,13 @@ test:
 	@echo "==> fetching the trained models that the tests read"
 	@$(BIN)/python tools/fetch_models.py
 	$(BIN)/python -m pytest -q --durations=15 -m "not nightly"
+
+test-bf16-xray: test-xray-validator-selftest
+	$(BIN)/python -m pytest -q -m "not nightly" tests/xray tests/validator tests/schemas
+
+test-xray-validator-selftest:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/cke validate --light --jobs 2 --out $(or $(XRAY_OUTPUT_DIR),.venv/validate)
 
 check:
 	@$(PYTHON) tools/environment.py test
