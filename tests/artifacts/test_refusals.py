@@ -1,0 +1,103 @@
+"""Refusals that need more than one change to be reached."""
+
+import msgspec
+import pytest
+
+from cke.artifacts.execute import execute
+from cke.artifacts.reading import load_decode_trace, load_layer_trace, load_run_report
+from cke.artifacts.refusal import ArtifactError, UsageError
+from cke.artifacts.seeded import SeededEngine
+from tests.artifacts.documents import DELETE, PLAIN, REQUEST, document, put, refused, run
+
+LAYOUT, INTRA = "checkpoint_layout", "intra_layer_checkpoint_layout"
+FIELDS = ["min", "max", "mean", "l2", "nan", "inf"]
+
+
+def changed(kind, *changes):
+    found = document(kind)
+    for path, value in changes:
+        put(found, path, value)
+    return found
+
+
+LAYERS = [
+    ([(f"{LAYOUT}.digest_contract.version", "lis.checkpoint.intra_layer.fp32le/v1")],
+     f"`$.{LAYOUT}.digest_contract.version`"),
+    ([(f"{LAYOUT}.available_summary_fields", FIELDS)], f"`$.{LAYOUT}.available_summary_fields`"),
+    ([(f"{INTRA}.digest_contract.version", "lis.checkpoint.fp32le/v1")],
+     f"`$.{INTRA}.digest_contract.version`"),
+    ([(f"{INTRA}.available_summary_fields", FIELDS)], f"`$.{INTRA}.available_summary_fields`"),
+    ([("manifest.runtime.layer_checkpoint_step", 4)], f"`$.{LAYOUT}.runtime_checkpoint_step`"),
+    ([("manifest.runtime.intra_layer_target_layer", 3)], f"`$.{INTRA}.target_layer`"),
+    ([(LAYOUT, DELETE)], "the intra-layer capture to be bound"),
+    ([("manifest.runtime.layer_checkpoints_enabled", False)],
+     "expected layer checkpoints with the intra-layer capture"),
+]  # fmt: skip
+
+
+@pytest.mark.contract("LIS-92", "LIS-93", "LIS-96", "LIS-109", "LIS-122")
+@pytest.mark.parametrize(("changes", "text"), LAYERS)
+def test_layout_that_does_not_fit_its_trace_is_refused(changes, text):
+    refused(load_layer_trace, changed("layer_trace", *changes), text)
+
+
+@pytest.mark.contract("LIS-102")
+def test_trace_of_more_records_than_the_bound_is_refused():
+    entry = document("layer_trace")["layer_trace"][0]
+    legacy = changed("layer_trace", (LAYOUT, DELETE), ("layer_trace", [entry] * 8193))
+    refused(load_layer_trace, legacy, "expected at most 8192 records, got 8193")
+
+
+@pytest.mark.contract("LIS-37")
+def test_accounting_beyond_the_cache_or_the_integers_is_refused():
+    cache = document("run_report")["report"]["kv_cache"]
+    used = cache["max_tokens"] + 1
+    beyond = changed(
+        "run_report",
+        ("report.kv_cache.used_tokens", used),
+        ("report.kv_cache.used_bytes", used * cache["bytes_per_token"]),
+    )
+    refused(load_run_report, beyond, f"expected at most {used - 1}, got {used}")
+    large = changed("run_report", ("report.kv_cache.shape.layer_count", 1 << 60))
+    refused(load_run_report, large, "expected a product below 2^64")
+
+
+@pytest.mark.contract("LIS-70", "LIS-151")
+def test_margin_below_zero_and_suppression_without_tokens_are_refused():
+    found = document("decode_trace")
+    first = found["decode_trace"][0]
+    first["runner_up_adjusted_score"] = first["adjusted_score_selected"] + 1
+    first["decision_margin"] = -1.0
+    refused(load_decode_trace, found, "decision_margin`: error[CKE862]: expected at least 0")
+    none = changed(
+        "decode_trace",
+        ("decode_trace.0.structural_suppression_affected", True),
+        ("decode_trace.0.decision_class", "structural_suppression"),
+    )
+    refused(load_decode_trace, none, "structural_suppression_affected")
+
+
+@pytest.mark.contract("LIS-1")
+def test_document_that_is_no_object_is_refused():
+    refused(load_run_report, [1], "`$`: error[CKE862]: expected an object")
+
+
+@pytest.mark.contract("LIS-57")
+def test_checkpoint_step_that_the_run_never_reaches_is_refused():
+    prefill = msgspec.structs.replace(PLAIN, tokens=(3,), checkpoint_step=0)
+    with pytest.raises(UsageError, match="a prompt of at least two tokens"):
+        execute(SeededEngine(), prefill)
+    first = run(PLAIN).report.report.selected_token_ids[0]
+    early = msgspec.structs.replace(REQUEST, stops=(first,))
+    with pytest.raises(ArtifactError, match="the run ended before checkpoint step 3"):
+        execute(SeededEngine(), early)
+
+
+@pytest.mark.contract("LIS-56")
+def test_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    from cke.artifacts.writing import write_artifact
+
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ArtifactError, match="its folder is not writable"):
+        write_artifact(run(PLAIN).report, tmp_path / "r.json")
+    assert list(tmp_path.iterdir()) == []
