@@ -120,6 +120,15 @@ def goals(found: Row) -> dict[str, tuple[float, bool | None]]:
     return {item.other: (item.median, item.met) for item in found.ratios if item.goal is not None}
 
 
+def test_the_peak_of_a_process_is_not_that_of_its_parent() -> None:
+    script = (
+        "from cke.api.bench import process as p;"
+        "print(p.FIRST + '7'); print(p.REPORT + '{\"peak\": %d}' % p._peak_bytes())"
+    )
+    held = bytearray(b"1") * (1 << 28)
+    assert child(script)["peak"] < len(held)
+
+
 @pytest.mark.slow
 def test_a_process_reports_its_first_token_and_its_memory(
     tiny_model: TinyModel, tmp_path: Path
