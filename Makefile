@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help demo test check format golden docs wheel clean
+.PHONY: help demo test check format golden docs wheel xray clean
 .PHONY: test-bf16-xray test-xray-validator-selftest
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make check    format, lint, types, import direction, generated code, docs"
 	@echo "make format   format the code"
 	@echo "make golden   rewrite the golden files and published schemas; read the diff"
+	@echo "make xray     diagnose MODEL= against BACKEND=pytorch|llamacpp, into XRAY_OUTPUT_DIR="
 	@echo "make wheel    build the wheel and the sdist, and try the wheel from another folder"
 	@echo "make clean    remove what the targets made here; the user's cache stays"
 
@@ -61,6 +62,17 @@ docs:
 wheel:
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/try_wheel.py
+
+BACKEND ?= pytorch
+XRAY_OUTPUT_DIR ?= runs/xray-$(BACKEND)
+
+# the recipe ends with the exit code of cke; make shows it, and itself exits 2
+xray:
+	@test -n "$(MODEL)" || { echo "make xray needs MODEL=, a model folder or .gguf file"; exit 3; }
+	@test -e "$(MODEL)" || { echo "make xray: there is no model at $(MODEL)"; exit 3; }
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/cke xray --model "$(MODEL)" --oracle $(BACKEND) --out "$(XRAY_OUTPUT_DIR)" \
+	  $(if $(CIRCUIT),--circuit "$(CIRCUIT)")
 
 clean:
 	rm -rf .venv build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,6 +16,7 @@ from cke.kernel_registry.operators.base import Attribute, Operand, Operator
 from cke.oracles.exceptions import exceptions
 from cke.oracles.gguf_writer import ARCHITECTURES
 from cke.oracles.points import family_names
+from cke.xray.classes import ARCHITECTURE_POLICY, CLASSES, POLICY, STAGES
 from tools.artifact_pages import differential_page, verify_contract_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,6 +154,27 @@ def oracles_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def classes_page() -> str:
+    """The failure classes of X-Ray, stage by stage, and who owns what."""
+    lines = [
+        "# Failure classes of X-Ray",
+        "",
+        "`cke xray` ends in exactly one of these, or in an open question with a probe. Stages run",
+        "in this order, and a finding in one stops the later ones.",
+        "",
+    ]
+    for stage in STAGES:
+        rows = [row for row in CLASSES.values() if row.stage == stage]
+        lines += [f"## {stage.capitalize()}", "", "| class | owner | what to do |", "|---|---|---|"]
+        for row in rows:
+            owners = ", or ".join(f"`{owner}`" for owner in row.owners)
+            lines.append(f"| `{row.name}` | {owners} | {row.action} |")
+        lines.append("")
+    lines += ["## Owners", "", "| owner | where its fix lands |", "|---|---|"]
+    lines += [f"| `{owner}` | {where} |" for owner, where in ARCHITECTURE_POLICY.items()]
+    return "\n".join([*lines, "", f"{POLICY}."]) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "blocks.md": blocks_page,
     "circuits.md": families_page,
@@ -163,6 +185,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "operators.md": operators_page,
     "oracles.md": oracles_page,
+    "xray-classes.md": classes_page,
 }
 
 

@@ -28,6 +28,7 @@ from cke.runtime.weights.load import Weights
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Identity
+from cke.xray.bundle import EVIDENCE, keep_evidence
 from cke.xray.diagnose import diagnose
 from cke.xray.weights import OracleWeights
 
@@ -206,6 +207,8 @@ def xray(
     )
     report = with_folder(report, circuit)
     report = with_patch(report, subject.manifest, circuit, loaded.files, subject.dtype)
+    shutil.rmtree(Path(out) / EVIDENCE, ignore_errors=True)
+    keep_evidence(Path(out), subject, report)
     write_report(report, Path(out), time.monotonic() - start)
     return report
 

@@ -34,6 +34,45 @@ def with_folder(report: Diagnosis, circuit: str | Path | None) -> Diagnosis:
     return msgspec.structs.replace(report, scope=scope)
 
 
+def with_progress(report: Diagnosis, earlier: Diagnosis) -> Diagnosis:
+    """Return the report with how its first divergence moved since an earlier one."""
+    line = f"since {canonical_sha256(earlier)[:12]}: {moved(report, earlier)}"
+    return msgspec.structs.replace(report, fix_progression=(line, *report.fix_progression))
+
+
+def moved(report: Diagnosis, earlier: Diagnosis) -> str:
+    """Say whether the first divergence moved later, stayed, came earlier, or is gone."""
+    before, after = _edge(earlier), _edge(report)
+    if before is None:
+        return "the earlier report had no divergent edge"
+    if report.status in ("incomplete", "rejected") and after is None:
+        return f"not known: the evidence is {report.status}"
+    if after is None and report.first_divergence is not None:
+        return f"stopped in the {report.first_divergence.stage} stage, before numbers"
+    if after is None:
+        return f"gone: {_named(before)} was the first divergent edge, and nothing diverges now"
+    if after == before:
+        return f"stayed at {_named(before)}"
+    places = {(p.segment, p.checkpoint_id, p.role): p.stop for p in report.points}
+    old, new = places.get(before), places.get(after)
+    if old is None or new is None:
+        return f"from {_named(before)} to {_named(after)}; which is later is not known"
+    way = "later" if new > old else "earlier"
+    return f"moved {way}: from {_named(before)} to {_named(after)}"
+
+
+def _edge(report: Diagnosis) -> tuple[int, str, str | None] | None:
+    found = report.first_divergence
+    if found is None or found.checkpoint_id is None:
+        return None
+    return found.segment or 0, found.checkpoint_id, found.role
+
+
+def _named(edge: tuple[int, str, str | None]) -> str:
+    segment, name, role = edge
+    return f"{name}{f' [{role}]' if role else ''} in forward {segment}"
+
+
 def write_report(report: Diagnosis, folder: Path, seconds: float | None = None) -> None:
     """Write every file of a report into the folder; files of an earlier one are replaced."""
     found = report.first_divergence

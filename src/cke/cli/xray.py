@@ -2,9 +2,9 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from cke.cli.evidence import parse_rows, request_of
 from cke.cli.output import Format, Output, Renderers, choose, deliver, encode_json, progress
@@ -45,6 +45,8 @@ def xray(
     steps: str = "",
     segments: str = "",
     dtype: str = "float32",
+    since: Path | None = None,
+    replay: Path | None = None,
     format: Format = "human",
     output: Output = None,
 ) -> int:
@@ -67,12 +69,86 @@ def xray(
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
     segments: end columns of the prefill forwards, for a chunked prefill.
     dtype: float32 or bfloat16.
+    since: the report.json of an earlier run: run it again, flags not given taken from it, and say
+        whether the first divergence moved later, stayed or is gone.
+    replay: a bundle: judge its op again, without the model.
     """
     given = {name: value for name, value in locals().items() if name in FLAGS}
+    if replay is not None:
+        return _replayed(replay, format, output)
     choose(format, renderers(None))
-    report = diagnosed(given)
+    report = diagnosed(given) if since is None else _since(since, given)
     deliver(format, output, renderers(report))
     return exit_code(report)
+
+
+@app.command(name="bundle")
+def bundle(report_dir: Path, *, output: Annotated[Path, Parameter(name=("--output", "-o"))]) -> int:
+    """Pack a report with the evidence of its finding, to be judged again without the model.
+
+    Parameters
+    ----------
+    report_dir: the folder that `cke xray --out` wrote.
+    output: the .zip file to write.
+    """
+    from cke.xray.bundle import pack
+
+    pack(report_dir, output, read_report(report_dir / "report.json"))
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; judge it with")
+    print(f"cke xray --replay {shlex.quote(str(output))}")
+    return 0
+
+
+def _replayed(path: Path, format: str, output: Output) -> int:
+    """Judge the op of a bundle again: 1 when the fault is there, 0 when not, 4 when it lacks."""
+    import tempfile
+
+    from cke.xray.bundle import EVIDENCE, unpack
+    from cke.xray.rejudge import rejudge, told
+
+    choose(format, {"human": str, "json": str})
+    with tempfile.TemporaryDirectory(prefix="cke-bundle-") as name:
+        folder = Path(name)
+        unpack(path, folder)
+        result = rejudge(folder / EVIDENCE, read_report(folder / "report.json"))
+    deliver(format, output, {"human": lambda: told(result), "json": lambda: encode_json(result)})
+    if result.outcome == "missing":
+        return 4
+    return 1 if result.outcome == "same" else 0
+
+
+def read_report(path: Path) -> "Diagnosis":
+    """Return a report; MissingInputError when there is none."""
+    from cke.api.diagnosis import read_second
+
+    if not path.is_file():
+        raise _missing(path, "report.json of an earlier run")
+    return read_second(path)[0]
+
+
+def _since(path: Path, given: dict[str, Any]) -> "Diagnosis":
+    """Run an earlier diagnosis again, and say in the report how the first divergence moved."""
+    from cke.api.report_files import with_progress, write_report
+
+    earlier = read_report(path)
+    given = {**given, **_from_command(earlier.reproduce, given)}
+    report = with_progress(diagnosed(given), earlier)
+    write_report(report, given["out"])
+    return report
+
+
+def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags of an earlier command that were not given now."""
+    words = shlex.split(command)[2:]
+    found: dict[str, Any] = {}
+    for flag, value in zip(words[::2], words[1::2], strict=False):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in FLAGS and given[name] in (None, "", "float32"):
+            path = name in ("model", "oracle_model", "second_report", "out")
+            found[name] = Path(value) if path else value
+    if given["tokens"] or given["prompt"]:
+        found = {name: value for name, value in found.items() if name not in ("tokens", "prompt")}
+    return found
 
 
 def diagnosed(given: dict[str, Any]) -> "Diagnosis":
