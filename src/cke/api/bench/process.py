@@ -126,7 +126,7 @@ def _idle_torch() -> dict[str, float]:
     import torch
     import transformers
 
-    assert transformers.AutoModelForCausalLM
+    assert transformers.AutoModelForCausalLM is not None
     _first(int(torch.ones(3).sum()))
     return {}
 
