@@ -226,7 +226,7 @@ def _do(report: Diagnosis, found: Divergence) -> list[str]:
     if found.recommended_action is not None:
         lines += _wrapped("do", found.recommended_action)
     if found.confirmed_by is not None and found.confirmed_by.patch is not None:
-        lines += [f"{'':{LABEL}}  {line[: WIDTH - LABEL - 2]}" for line in patch_lines(found)]
+        lines += [f"{'':{LABEL}}  {line}" for line in _cropped(patch_lines(found))]
     if report.next_probe is not None:
         lines += _wrapped("question", report.next_probe.question)
         lines += command_lines("probe", report.next_probe.command)
@@ -240,6 +240,18 @@ def patch_lines(found: Divergence) -> list[str]:
         return []
     lines = change.patch.splitlines()
     return [f"{line[0]} {line[1:].strip()}" for line in lines[2:] if line[:1] in ("-", "+")]
+
+
+def _cropped(lines: list[str]) -> Iterable[str]:
+    """Yield lines that fit, each cut so that what differs between them is seen."""
+    room = WIDTH - LABEL - 2
+    columns = zip(*(line[2:] for line in lines), strict=False)
+    differs = next((place for place, chars in enumerate(columns) if len(set(chars)) > 1), 0)
+    start = max(0, differs - room // 2) if max(map(len, lines), default=0) > room else 0
+    for line in lines:
+        text = line[2:] if not start else "…" + line[2 + start :]
+        shown = f"{line[:2]}{text}"
+        yield shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def _checked(report: Diagnosis) -> Iterable[str]:

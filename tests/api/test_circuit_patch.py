@@ -102,6 +102,7 @@ def test_the_patch_applies_and_makes_the_change(
     [
         ("operand", "operand 0", "k"),
         ("insertion", "scale", 2.0),
+        ("attribute", "base", "nonsense"),
         ("attribute", "scaling", {"kind": "linear", "factor": 2.0}),
         ("operator", "rope", "its operand 0 alone"),
     ],

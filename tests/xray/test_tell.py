@@ -106,6 +106,18 @@ def test_a_command_that_is_split_can_be_pasted() -> None:
     assert " ".join(tail.replace("\\\n", " ").split()) == long
 
 
+def test_a_long_patch_line_shows_what_changed() -> None:
+    line = "    scores = sdpa(" + "operand, " * 20 + "window: {})"
+    patch = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n" + f"-{line.format(5)}\n+{line.format('none')}\n"
+    found = msgspec.structs.replace(
+        reports.divergence(), confirmed_by=msgspec.structs.replace(reports.change(), patch=patch)
+    )
+    text = human(msgspec.structs.replace(reports.finding(), first_divergence=found))
+    assert "window: 5)" in text
+    assert "window: none)" in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_page_holds_the_stages_and_the_command(make: object) -> None:
     report: Diagnosis = make()  # type: ignore[operator]
