@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from cke.validator.entries import Case, Entry
 
+Pair = tuple[int, str | None, int, str | None]
 SEED = 20260930
 """The committed seed of the nightly's choice."""
 
@@ -40,7 +41,7 @@ def _pairwise(entry: Entry, generator: random.Random) -> list[Case]:
     ]
     every = list(itertools.product(*dimensions))
     generator.shuffle(every)
-    missing = set().union(*(_pairs(row) for row in every))
+    missing: set[Pair] = set().union(*(_pairs(row) for row in every))
     chosen: list[Case] = []
     while missing:
         row = max(every, key=lambda item: len(_pairs(item) & missing))
@@ -51,5 +52,5 @@ def _pairwise(entry: Entry, generator: random.Random) -> list[Case]:
     return chosen
 
 
-def _pairs(row: tuple[str | None, ...]) -> set[tuple[int, str | None, int, str | None]]:
+def _pairs(row: tuple[str | None, ...]) -> set[Pair]:
     return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
