@@ -29,6 +29,7 @@ def validate(
     list: print the chosen cases and run none.
     sabotage: break one part of X-Ray first, such as `comparator`: the score must turn red.
     """
+    from cke.schemas.validator_selftest import Document, Selftest
     from cke.validator.render import junit, markdown
     from cke.validator.scoreboard import is_right
     from cke.validator.validate import chosen_cases
@@ -48,8 +49,8 @@ def validate(
     choose(format, renderers)
     cases = chosen_cases(mode, only, sabotage)
     _say(f"{len(cases)} cases, {mode}, chosen from seed {_seed()}")
-    document = run(out, mode, only, jobs, _say, sabotage)
-    body = document.body
+    document: Document = run(out, mode, only, jobs, _say, sabotage)
+    body: Selftest = document.body
     for item in body.outcomes:
         if not is_right(item):
             _say(f"not as expected: {item.id}")
