@@ -1,0 +1,251 @@
+"""A fault at any edge of any layer is named exactly: subjects are the interpreter, perturbed."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import cke
+from cke.api.diagnosis import ModelSubject, xray
+from cke.oracles import reference
+from cke.oracles.reference_trace import ReferenceOracle
+from cke.runtime.records import digest
+from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_reader import TraceFolder, read_trace
+from cke.runtime.trace_writer import TraceWriter
+from cke.runtime.weights.load import Weights
+from cke.schemas.diagnosis import Diagnosis
+from cke.schemas.graph_ir import Op
+from cke.schemas.trace import Identity
+from cke.xray.diagnose import diagnose
+from tests.models import TinyModel
+
+REQUEST = CaptureRequest(tokens=((7, 3, 11, 5, 2, 9),), forced=((4,),))
+NOBODY = Identity(
+    model_sha256=None, family=None, circuit=None, manifest_sha256=None, tokens_sha256=""
+)
+Place = tuple[int | None, str]
+
+
+@contextmanager
+def _perturbed(places: tuple[Place, ...]) -> Iterator[None]:
+    """Make the ops at the places give one percent more than they should."""
+    plain = reference._Frame._apply
+
+    def apply(frame: Any, op: Op) -> tuple[Any, ...]:
+        made = plain(frame, op)
+        if (frame.step.layer, op.id) not in places:
+            return made
+        return tuple(v * 1.01 if v.dtype.kind == "f" else v for v in made)
+
+    reference._Frame._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        reference._Frame._apply = plain  # type: ignore[method-assign]
+
+
+class _Interpreted(ModelSubject):
+    """A subject whose program is the interpreter, with faults at some ops."""
+
+    places: tuple[Place, ...] = ()
+
+    @cached_property
+    def _exact(self) -> Weights:
+        return Weights(self.model.files, self.manifest.bindings, "f64")
+
+    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
+        shutil.rmtree(out, ignore_errors=True)
+        with _perturbed(self.places), TraceWriter(out) as writer:
+            writer.close(
+                ReferenceOracle(self.manifest, self._exact, NOBODY).capture(request, writer)
+            )
+        return read_trace(out)
+
+
+class _Oracle(_Interpreted):
+    """The interpreter without a fault, as the oracle."""
+
+    name = "reference"
+    weight_dtypes: dict[str, int] = {}
+
+    def weights(self) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def sides(tiny_model: TinyModel) -> tuple[_Interpreted, _Oracle]:
+    model = cke.load(tiny_model("llama", num_hidden_layers=4))
+    oracle = _Oracle(model, None)
+    oracle.dtype = "f64"
+    return _Interpreted(model, None), oracle
+
+
+def _diagnose(
+    sides: tuple[_Interpreted, _Oracle], places: tuple[Place, ...], folder: Path
+) -> Diagnosis:
+    subject, oracle = sides
+    subject.places = places
+    shutil.rmtree(folder, ignore_errors=True)
+    return diagnose(subject, oracle, REQUEST, folder, reproduce="cke xray --oracle reference")
+
+
+OPS = (
+    "attn_norm",
+    "attention.q_proj",
+    "attention.k_proj",
+    "attention.v_proj",
+    "attention.rope",
+    "attention.rope.2",
+    "attention.append",
+    "attention.sdpa",
+    "attention.o_proj",
+    "add",
+    "mlp_norm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.silu",
+    "mlp.multiply",
+    "mlp.down_proj",
+    "add.2",
+)
+PLACES: list[Place] = [
+    (None, "embed"),
+    *((layer, op) for layer in range(4) for op in OPS),
+    (None, "final"),
+    (None, "head"),
+]
+SAMPLE: tuple[Place, ...] = ((2, "attention.k_proj"), (3, "mlp.silu"), (1, "attention.append"))
+
+
+@pytest.mark.contract("XRAY-17")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place",
+    [p if p in SAMPLE else pytest.param(p, marks=pytest.mark.nightly) for p in PLACES],
+    ids=lambda p: f"{p[0]}-{p[1]}",
+)
+def test_a_fault_at_an_op_is_named_exactly(
+    place: Place, sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+) -> None:
+    report = _diagnose(sides, (place,), tmp_path / "rounds")
+    found = report.first_divergence
+    assert found is not None
+    assert (found.layer, found.op) == place
+    expected = "STATE_CACHE_DIVERGENCE" if "append" in place[1] else "COMPILED_PROGRAM_DIVERGENCE"
+    assert found.failure_class == expected
+
+
+@pytest.mark.contract("XRAY-17")
+@pytest.mark.contract("XRAY-58")
+@pytest.mark.slow
+def test_of_two_faults_the_earlier_is_named_and_the_later_after_the_fix(
+    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+) -> None:
+    early, late = (1, "mlp.up_proj"), (3, "attention.rope")
+    both = _diagnose(sides, (early, late), tmp_path / "rounds")
+    fixed = _diagnose(sides, (late,), tmp_path / "rounds")
+    assert both.first_divergence is not None
+    assert fixed.first_divergence is not None
+    assert (both.first_divergence.layer, both.first_divergence.op) == early
+    assert (fixed.first_divergence.layer, fixed.first_divergence.op) == late
+    sparse, inner = both.rounds
+    assert sparse.edges is not None
+    assert not any("mlp." in name or "attention." in name for name in sparse.edges)
+    assert inner.layers == (1,)
+    assert sparse.subject_tensors < inner.subject_tensors
+
+
+@pytest.mark.contract("XRAY-4")
+@pytest.mark.contract("XRAY-16")
+@pytest.mark.contract("XRAY-15")
+@pytest.mark.slow
+def test_without_a_fault_every_edge_of_every_layer_was_compared(
+    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+) -> None:
+    report = _diagnose(sides, (), tmp_path / "rounds")
+    assert (report.status, report.verdict) == ("complete", "pass_within_gate")
+    assert report.coverage.ops_with_edges == report.coverage.ops_total
+    assert report.coverage.edges_compared == report.coverage.edges_total
+    assert report.coverage.ops_without_edges == ()
+    assert {row.check for row in report.rankings} == {"mixed_prefill", "teacher_forced"}
+
+
+@pytest.mark.contract("XRAY-36")
+def test_declared_metadata_stops_before_either_side_runs(
+    sides: tuple[_Interpreted, _Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, oracle = sides
+
+    def never(*_: object) -> None:
+        raise AssertionError("a side ran")
+
+    monkeypatch.setattr(_Interpreted, "capture", never)
+    monkeypatch.setattr(oracle, "name", "pytorch")
+    monkeypatch.setattr(oracle, "dtype", "bf16")
+    report = _diagnose((subject, oracle), (), tmp_path / "rounds")
+    assert report.status == "stopped"
+    assert report.verdict is None
+    assert report.points == ()
+    assert report.first_divergence is not None
+    assert report.first_divergence.failure_class == "DIAGNOSTIC_EXPORT_MAPPING"
+
+
+@pytest.mark.contract("XRAY-1")
+@pytest.mark.contract("XRAY-6")
+@pytest.mark.contract("XRAY-18")
+@pytest.mark.contract("XRAY-53")
+@pytest.mark.slow
+def test_a_report_carries_verdict_owner_policy_and_the_order_of_fixing(
+    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+) -> None:
+    report = _diagnose(sides, ((2, "mlp.down_proj"),), tmp_path / "rounds")
+    flipped = any(ranking.flips for ranking in report.rankings)
+    assert report.verdict == ("behavioral_divergence" if flipped else "cosmetic_drift")
+    assert report.architecture_policy["owner"] == "compiler"
+    assert "deterministic consumers" in report.architecture_policy["rule"]
+    assert report.fix_progression[0].startswith("execution policy")
+    states = [stage.state for stage in report.stages]
+    assert states.count("broken") == 1
+    assert states[states.index("broken") + 1 :] == ["not_reached"]
+    assert report.first_over_gate is not None
+    assert report.points[report.first_over_gate].checkpoint_id.startswith("layer.2.")
+
+
+@pytest.mark.contract("XRAY-20")
+@pytest.mark.oracle_torch
+@pytest.mark.slow
+def test_a_fault_that_nothing_explains_is_a_question(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cke.oracles.pytorch import PyTorchOracle
+
+    kept = PyTorchOracle.capture
+
+    def lying(oracle: Any, request: Any, sink: Any) -> Any:
+        class Sink:
+            def add(self, record: Any, array: Any) -> None:
+                if record.checkpoint_id == "layer.1.mlp_norm_output":
+                    noise = np.random.default_rng(0).standard_normal(array.shape)
+                    array = (array + 0.1 * noise).astype(array.dtype)
+                    record = msgspec.structs.replace(record, sha256=digest(array))
+                sink.add(record, array)
+
+        return kept(oracle, request, Sink())
+
+    monkeypatch.setattr(PyTorchOracle, "capture", lying)
+    report = xray(tiny_model("llama"), oracle="pytorch", out=tmp_path)
+    found = report.first_divergence
+    assert found is not None
+    assert report.status == "incomplete"
+    assert found.checkpoint_id == "layer.1.mlp_norm_output"
+    assert found.failure_class is None
+    assert found.fix_owner is None
+    assert report.next_probe is not None
+    assert "llamacpp" in report.next_probe.command
