@@ -254,6 +254,19 @@ def position_changes(step: int, op: Op) -> Iterator[Candidate]:
         )
 
 
+def lost_sums(
+    graph: ProgramGraph, step: int, op: Op, index: int, values: Mapping[str, Array]
+) -> Iterator[Candidate]:
+    """Yield a sum with an edge of the block that may have been left out after this op."""
+    for name, value in values.items():
+        yield msgspec.structs.replace(
+            _insertion(step, op, index, "add", name, lambda y, v=value: y + v),
+            kind="operand",
+            what="the sum with an edge",
+            origin="edge of the block",
+        )
+
+
 def _removed(step: int, op: Op) -> Iterator[Candidate]:
     """Yield the op left out, where its result has the form of its first operand."""
     if len(op.results) != 1 or op.state is not None or op.operator in ("linear", "embedding"):

@@ -20,6 +20,7 @@ from cke.xray.candidates import (
     coefficients,
     fitted,
     insertions,
+    lost_sums,
 )
 from cke.xray.diff import status_of
 from cke.xray.graph import Site
@@ -117,6 +118,7 @@ def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]
         yield from insertions(
             step, op, judged.reference, judged.oracle, judged.valid, bench.constants, index
         )
+        yield from lost_sums(graph, step, op, index, _alike(bench, judged, step, op))
         operands = [
             bench.oracle.value(graph, judged.segment, Site(step, name))
             for name in op.inputs
@@ -132,6 +134,23 @@ def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]
                 judged.oracle,
                 bench.constants,
             )
+
+
+def _alike(bench: Bench, judged: Judged, step: int, op: Op) -> dict[str, Any]:
+    """Return the captured values of the block before an op that have the form of its result."""
+    graph = bench.graph(judged.segment)
+    function = graph.function(step)
+    names = [parameter.name for parameter in function.parameters]
+    for other in function.ops:
+        if other.id == op.id:
+            break
+        names += [edge.name for edge in other.results]
+    found: dict[str, Any] = {}
+    for name in names:
+        value = bench.oracle.value(graph, judged.segment, Site(step, name))
+        if value is not None and value.shape == judged.oracle.shape and value.dtype.kind != "i":
+            found[name] = np.asarray(value, np.float64)
+    return found
 
 
 def _fits(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:

@@ -84,6 +84,10 @@ class ProgramGraph:
         """Return every checkpoint that shows a value: its own, then those of what equals it."""
         return tuple(self._shown.get(self.origin(site), ()))
 
+    def is_edge(self, step: int, name: str) -> bool:
+        """Return whether a name of a step is a value, and not a weight."""
+        return name not in self.steps[step].weights
+
     def origin(self, site: Site) -> Site:
         """Return where a value is made: parameters lead to the step that gave them."""
         function = self.function(site.step)

@@ -23,9 +23,6 @@ def binding_fault(subject: Body, oracle: Body) -> Finding | None:
 
 
 def _binding(subject: Body, oracle: Body) -> Iterator[Finding]:
-    for mine, theirs in zip(subject.segments, oracle.segments, strict=False):
-        if mine.tokens != theirs.tokens and _flat(mine) != _flat(theirs):
-            yield _tokens(mine, theirs)
     if _all_tokens(subject) != _all_tokens(oracle):
         yield Finding(
             failure_class="INPUT_TOKEN_MISMATCH",
@@ -81,17 +78,6 @@ def _first_difference(subject: Body, oracle: Body) -> str:
                 f"{theirs[at : at + SPECIAL]}"
             )
     return "another number of rows"
-
-
-def _tokens(mine: Segment, theirs: Segment) -> Finding:
-    return Finding(
-        failure_class="INPUT_TOKEN_MISMATCH",
-        segment=mine.index,
-        because=(
-            f"forward {mine.index} starts with tokens {list(mine.tokens[0][:6])} on the subject "
-            f"and {list(theirs.tokens[0][:6])} on the oracle",
-        ),
-    )
 
 
 def _identity(subject: Body, oracle: Body) -> Iterator[Finding]:
@@ -354,6 +340,7 @@ def _missing(
                 "CIRCUIT_PRODUCER_MISMATCH",
                 f"the oracle computes `{name}`, and no op of the circuit makes it",
             )
+    yield from _holes(subject, oracle)
     have = {_name(record) for record in oracle.records}
     for name in sorted(wanted or ()):
         if name in known and name not in have:
@@ -363,6 +350,21 @@ def _missing(
                 checkpoint_id=name if shown is None else shown.checkpoint_id,
                 because=(f"the oracle does not export `{name}`",),
             )
+
+
+def _holes(subject: Body, oracle: Body) -> Iterator[Finding]:
+    """Yield checkpoints that the oracle exports in some layers, and leaves out in another."""
+    theirs = {(r.segment, r.checkpoint_id) for r in oracle.records}
+    exported = {(r.segment, _name(r)) for r in oracle.records if r.layer is not None}
+    for record in subject.records:
+        name = _name(record)
+        if record.layer is None or name.startswith("edge/"):
+            continue
+        if (record.segment, name) in exported and (
+            record.segment,
+            record.checkpoint_id,
+        ) not in theirs:
+            yield _at(record, "MISSING_CHECKPOINT", "the oracle exports it in other layers only")
 
 
 def _name(record: Record) -> str:

@@ -24,7 +24,7 @@ from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph, Site
 from cke.xray.local import BAD, Bench, Judged, judge, local_gate
 from cke.xray.metrics import compare
-from cke.xray.replay import Change, KernelReplayer, NotReplayable, ReferenceReplayer
+from cke.xray.replay import DTYPES, Change, KernelReplayer, NotReplayable, ReferenceReplayer
 
 Array = NDArray[Any]
 POSITIONS = ("rope",)
@@ -46,6 +46,16 @@ def explain(bench: Bench, judged: Judged) -> Finding:
     """Return the class and owner of an op that is locally wrong."""
     if judged.replay.says in ("kernel", "not_finite"):
         return _kernel(bench, judged)
+    if export_is_wrong(bench, judged):
+        return msgspec.structs.replace(
+            _base(bench, judged),
+            failure_class="DIAGNOSTIC_EXPORT_MAPPING",
+            owner="reference_adapter",
+            because=(
+                "the exported value is not what the oracle went on with: what reads it gives the "
+                "oracle's own values on the definition's result, and not on the export",
+            ),
+        )
     outcome = confirm(bench, judged)
     base = _base(bench, judged)
     found = outcome.confirmed
@@ -89,6 +99,58 @@ def explain(bench: Bench, judged: Judged) -> Finding:
         also_closing=outcome.same,
         tried=outcome.tried,
     )
+
+
+def export_is_wrong(bench: Bench, judged: Judged) -> bool:
+    """Return whether every reader of the edge agrees with the oracle on the definition's result.
+
+    A fault in the circuit or the oracle would show in what reads the edge; only an export that
+    shows another value than the oracle computed with does not.
+    """
+    graph = bench.graph(judged.segment)
+    origin = graph.origin(judged.site)
+    checked = 0
+    for site in _readers(graph, origin, judged.op):
+        wanted = bench.oracle.value(graph, judged.segment, site)
+        if wanted is None:
+            continue
+        given = {} if site in _results(origin, judged.op) else {origin: judged.reference}
+        replayer = ReferenceReplayer(
+            graph, bench.oracle, bench.weights, judged.segment, given=given
+        )
+        try:
+            made = replayer.result(site)
+        except NotReplayable:
+            continue
+        if made.shape != wanted.shape:
+            return False
+        axes = graph.edge(site).type.axes
+        metrics = compare(made, wanted, axes, bench.valid(judged.segment, site))
+        if status_of(metrics, local_gate(graph, judged.cone, made, wanted)) in BAD:
+            return False
+        checked += 1
+    return checked > 0
+
+
+def _results(origin: Site, op: Op) -> list[Site]:
+    """Return the results of attention that are made of an earlier one, in order."""
+    names = [edge.name for edge in op.results]
+    if op.operator != "sdpa" or origin.edge not in names:
+        return []
+    return [Site(origin.step, name) for name in names[names.index(origin.edge) + 1 :]]
+
+
+def _readers(graph: ProgramGraph, origin: Site, op: Op) -> list[Site]:
+    """Return the results of every op that reads a value, in its own block and the next."""
+    found = _results(origin, op)
+    for step in range(origin.step, min(origin.step + 2, len(graph.steps))):
+        for reader in graph.function(step).ops:
+            if reader.id == op.id and step == origin.step:
+                continue
+            names = [name for name in reader.inputs if name and graph.is_edge(step, name)]
+            if any(graph.origin(Site(step, name)) == origin for name in names):
+                found.append(Site(step, reader.results[0].name))
+    return found
 
 
 def describe(item: Counterfactual) -> str:
@@ -168,6 +230,21 @@ def _kernel(bench: Bench, judged: Judged) -> Finding:
     call = graph.call(Site(step, op.results[0].name))
     base = _base(bench, judged)
     name = "KERNEL_IMPLEMENTATION_DIVERGENCE"
+    narrow = _narrow(judged)
+    if narrow is not None:
+        return msgspec.structs.replace(
+            base,
+            failure_class="STORAGE_CONTRACT_MISMATCH",
+            owner="kernel_map",
+            op=op.id,
+            operator=op.operator,
+            kernel_id=call.kernel_id,
+            source=str(op.span),
+            because=(
+                f"every value of kernel `{call.kernel_id}` is a {narrow} value, and the definition "
+                f"rounded to {narrow} gives the same: the kernel stores less than its contract",
+            ),
+        )
     if judged.replay.says == "not_finite":
         name = "NONFINITE_OUTPUT"
     elif op.operator == "sdpa":
@@ -187,6 +264,22 @@ def _kernel(bench: Bench, judged: Judged) -> Finding:
             f"{_number(judged.replay.reference_against_oracle)}",
         ),
     )
+
+
+def _narrow(judged: Judged) -> str | None:
+    """Return the narrower dtype in which a kernel stored its result, if that is all it did."""
+    made = judged.kernel
+    if made.dtype != np.float32:
+        return None
+    for name in ("bf16", "f16"):
+        narrow = DTYPES[name]
+        if not (made.astype(narrow).astype(np.float32) == made).all():
+            continue
+        expected = judged.reference.astype(narrow).astype(np.float64)
+        step = 2.0 ** (-7 if name == "bf16" else -10)
+        if (np.abs(made - expected) <= step * np.abs(expected) + 1e-30).all():
+            return name
+    return None
 
 
 def _guilty(bench: Bench, judged: Judged) -> tuple[int, Op]:

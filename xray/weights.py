@@ -28,6 +28,9 @@ def weights_fault(
 ) -> tuple[Finding | None, int]:
     """Return the first weight that differs, in execution order, and how many were compared."""
     count = 0
+    joined = _joined_fault(graph, weights)
+    if joined is not None:
+        return joined, count
     for finding in _compare_all(graph, weights, oracle, dtype):
         if finding is None:
             count += 1
@@ -53,6 +56,37 @@ def _compare_all(
                 bound = weights.weight(graph.steps[index].weights[name])
                 at = Site(index, name)
                 yield _compare(graph, at, op, point.checkpoint_id, bound, theirs, oracle, dtype)
+
+
+def _joined_fault(graph: ProgramGraph, weights: SubjectWeights) -> Finding | None:
+    """Return a weight that kernels take joined, whose parts are not its members in order."""
+    for index, step in enumerate(graph.steps):
+        function = graph.call_functions[step.function]
+        for joined in function.fused:
+            whole = np.asarray(weights.placed(graph.phase, graph.step_key(index))[joined.name])
+            at = 0
+            for member in joined.members:
+                part = np.asarray(weights.weight(step.weights[member]))
+                size = part.shape[joined.axis]
+                place = (slice(None),) * joined.axis + (slice(at, at + size),)
+                at += size
+                if whole[place].tobytes() == part.tobytes():
+                    continue
+                op = next(op for op in graph.function(index).ops if member in op.weights)
+                points = graph.points_of(Site(index, op.results[0].name))
+                return Finding(
+                    failure_class="WEIGHT_BINDING_MISMATCH",
+                    checkpoint_id=points[0].checkpoint_id,
+                    op=op.id,
+                    operator=op.operator,
+                    kernel_id=op.kernel.kernel_id,
+                    source=str(op.span),
+                    because=(
+                        f"`{graph.step_key(index)}.{joined.name}` is joined of "
+                        f"{', '.join(joined.members)}, and does not hold `{member}` in its place",
+                    ),
+                )
+    return None
 
 
 def _held(graph: ProgramGraph, index: int, op: Op) -> list[tuple[str, str | None]]:
