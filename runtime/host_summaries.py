@@ -37,7 +37,8 @@ def host_summaries(
         arrays = [np.asarray(group[key])[slices] for key in keys for group in groups]
         rows = _folded(arrays, flat).reshape(len(keys), len(groups), 6)
         found |= zip(keys, rows, strict=True)
-    return np.stack([found[key] for key, _ in axes], axis=1).tolist()
+    whole: list[list[list[float]]] = np.stack([found[key] for key, _ in axes], axis=1).tolist()
+    return whole
 
 
 def _folded(arrays: list[NDArray[Any]], mask: NDArray[np.bool_] | None) -> Rows:
@@ -78,6 +79,6 @@ def _fold(values: NDArray[Any]) -> Rows:
 
 def _merged(parts: Rows) -> Rows:
     """Return [rows, 6] of [parts, rows, 6]."""
-    sums = parts.sum(axis=0)
+    sums: Rows = parts.sum(axis=0)
     sums[:, 0], sums[:, 1] = parts[..., 0].min(axis=0), parts[..., 1].max(axis=0)
     return sums

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / name) for name in ("src", "")]
+
 from cke.cli import build_app
 from cke.errors.catalogue import catalogue
 from cke.fidelity.laws import contract_page

@@ -35,9 +35,15 @@ class TraceValues:
         return shown[-1] if shown else None
 
     def records(self, graph: ProgramGraph, segment: int, site: Site) -> tuple[Record, ...]:
-        """Return every record that shows a value, in the order in which it is named."""
+        """Return every record that shows a value, in the order in which it is named.
+
+        What a cache takes (`new_key`) is left out where the value has a name of its own: which of
+        its operands an append reads is the circuit's statement, not the oracle's.
+        """
         keys = ((segment, point.checkpoint_id, point.role) for point in graph.points_of(site))
-        return tuple(self._found[key][1] for key in keys if key in self._found)
+        found = tuple(self._found[key][1] for key in keys if key in self._found)
+        own = tuple(item for item in found if not (item.role or "").startswith("new_"))
+        return own or found
 
     def value(self, graph: ProgramGraph, segment: int, site: Site) -> Array | None:
         """Return a value in the axes of the graph; inputs of the program come from the schedule."""

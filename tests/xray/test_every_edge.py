@@ -218,10 +218,14 @@ def test_a_report_carries_verdict_owner_policy_and_the_order_of_fixing(
     assert report.points[report.first_over_gate].checkpoint_id.startswith("layer.2.")
 
 
-@pytest.mark.contract("XRAY-20")
+def _noise(array: Any) -> Any:
+    return 0.1 * np.random.default_rng(0).standard_normal(array.shape)
+
+
+@pytest.mark.contract("XRAY-8")
 @pytest.mark.oracle_torch
 @pytest.mark.slow
-def test_a_fault_that_nothing_explains_is_a_question(
+def test_an_export_that_the_oracle_did_not_go_on_with_is_the_adapters(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cke.oracles.pytorch import PyTorchOracle
@@ -232,14 +236,41 @@ def test_a_fault_that_nothing_explains_is_a_question(
         class Sink:
             def add(self, record: Any, array: Any) -> None:
                 if record.checkpoint_id == "layer.1.mlp_norm_output":
-                    noise = np.random.default_rng(0).standard_normal(array.shape)
-                    array = (array + 0.1 * noise).astype(array.dtype)
+                    array = (array + _noise(array)).astype(array.dtype)
                     record = msgspec.structs.replace(record, sha256=digest(array))
                 sink.add(record, array)
 
         return kept(oracle, request, Sink())
 
     monkeypatch.setattr(PyTorchOracle, "capture", lying)
+    found = xray(tiny_model("llama"), oracle="pytorch", out=tmp_path).first_divergence
+    assert found is not None
+    assert found.checkpoint_id == "layer.1.mlp_norm_output"
+    assert found.failure_class == "DIAGNOSTIC_EXPORT_MAPPING"
+    assert found.fix_owner == "reference_adapter"
+
+
+@pytest.mark.contract("XRAY-20")
+@pytest.mark.oracle_torch
+@pytest.mark.slow
+def test_a_fault_that_nothing_explains_is_a_question(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from cke.oracles import pytorch
+
+    plain = pytorch.load_model
+
+    def other(path: Path, dtype: str) -> Any:
+        model = plain(path, dtype)
+        norm = model.model.layers[1].post_attention_layernorm
+        norm.register_forward_hook(
+            lambda module, arguments, result: result + torch.tensor(_noise(result)).to(result.dtype)
+        )
+        return model
+
+    monkeypatch.setattr(pytorch, "load_model", other)
     report = xray(tiny_model("llama"), oracle="pytorch", out=tmp_path)
     found = report.first_divergence
     assert found is not None

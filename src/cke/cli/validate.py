@@ -40,6 +40,8 @@ def validate(
         for case in chosen_cases(mode, only, sabotage):
             print(case.id)
         return 0
+    document: Document
+    body: Selftest
     renderers = {
         "human": lambda: f"{_line(body)}\n" + "".join(f"  {r}\n" for r in body.reasons),
         "json": lambda: encode_json(document),
@@ -49,8 +51,8 @@ def validate(
     choose(format, renderers)
     cases = chosen_cases(mode, only, sabotage)
     _say(f"{len(cases)} cases, {mode}, chosen from seed {_seed()}")
-    document: Document = run(out, mode, only, jobs, _say, sabotage)
-    body: Selftest = document.body
+    document = run(out, mode, only, jobs, _say, sabotage)
+    body = document.body
     for item in body.outcomes:
         if not is_right(item):
             _say(f"not as expected: {item.id}")
