@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help demo test check format golden docs wheel xray clean
+.PHONY: xray-vision-parity help demo test check format golden docs wheel xray clean
 .PHONY: test-bf16-xray test-xray-validator-selftest
 
 help:
@@ -73,6 +73,11 @@ xray:
 	@$(PYTHON) tools/environment.py test
 	$(BIN)/cke xray --model "$(MODEL)" --oracle $(BACKEND) --out "$(XRAY_OUTPUT_DIR)" \
 	  $(if $(CIRCUIT),--circuit "$(CIRCUIT)")
+
+# there is no vision circuit with an oracle yet: the target says so, and is no pass
+xray-vision-parity:
+	@echo "make xray-vision-parity: no vision circuit can be compared yet (BACKEND=$(BACKEND))"
+	@exit 3
 
 clean:
 	rm -rf .venv build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

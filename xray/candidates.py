@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cke.kernel_registry.operators import OPERATORS
+from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
 from cke.xray.graph import ProgramGraph, Site
 from cke.xray.replay import Change
@@ -252,6 +253,35 @@ def position_changes(step: int, op: Op) -> Iterator[Candidate]:
             new=name,
             origin="schedule",
         )
+
+
+def lost_ropes(
+    step: int, op: Op, index: int, positions: Array, width: int, constants: Mapping[str, Any]
+) -> Iterator[Candidate]:
+    """Yield the rotations that may be missing after a projection of heads, by the config."""
+    bases = {float(v): k for k, v in _flat(constants) if "theta" in k or "freq_base" in k}
+    for base, key in bases.items():
+        for pairing in ("split_half", "interleaved"):
+            for scaling in _scalings(constants):
+
+                def rotate(y: Array, b: float = base, p: str = pairing, s: Any = scaling) -> Array:
+                    made: Array = REFERENCES["rope"](
+                        y, positions, None, base=b, width=width, pairing=p, scaling=s, heads=1
+                    )
+                    return made
+
+                candidate = _insertion(step, op, index, "rope", f"{base:g}, {pairing}", rotate)
+                yield msgspec.structs.replace(
+                    candidate, kind="operand", what="a rope", origin=f"config {key}"
+                )
+
+
+def _flat(constants: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in constants.items():
+        if _number(value):
+            yield key, float(value)
+        elif isinstance(value, dict):
+            yield from _flat(value)
 
 
 def lost_sums(

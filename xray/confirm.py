@@ -20,6 +20,7 @@ from cke.xray.candidates import (
     coefficients,
     fitted,
     insertions,
+    lost_ropes,
     lost_sums,
 )
 from cke.xray.diff import status_of
@@ -118,6 +119,11 @@ def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]
         yield from insertions(
             step, op, judged.reference, judged.oracle, judged.valid, bench.constants, index
         )
+        axes = graph.edge(judged.site).type.axes
+        if op.operator != "rope" and len(axes) == 4 and axes[:2] == ("B", "T"):
+            fed = np.asarray(bench.oracle.segments[judged.segment].positions, np.int32)
+            width = judged.oracle.shape[-1]
+            yield from lost_ropes(step, op, index, fed, width, bench.constants)
         yield from lost_sums(graph, step, op, index, _alike(bench, judged, step, op))
         operands = [
             bench.oracle.value(graph, judged.segment, Site(step, name))

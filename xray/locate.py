@@ -56,6 +56,14 @@ def explain(bench: Bench, judged: Judged) -> Finding:
                 "oracle's own values on the definition's result, and not on the export",
             ),
         )
+    exchanged = axes_exchanged(bench, judged)
+    if exchanged is not None:
+        return msgspec.structs.replace(
+            _base(bench, judged),
+            failure_class="DIAGNOSTIC_EXPORT_MAPPING",
+            owner="reference_adapter",
+            because=(f"the oracle's export agrees with its axes read as {' '.join(exchanged)}",),
+        )
     outcome = confirm(bench, judged)
     base = _base(bench, judged)
     found = outcome.confirmed
@@ -132,6 +140,23 @@ def export_is_wrong(bench: Bench, judged: Judged) -> bool:
     return checked > 0
 
 
+def axes_exchanged(bench: Bench, judged: Judged) -> tuple[str, ...] | None:
+    """Return the order of equal axes in which the oracle's export agrees, if there is one."""
+    axes = bench.graph(judged.segment).edge(judged.site).type.axes
+    shape = judged.oracle.shape
+    for left in range(len(axes)):
+        for right in range(left + 1, len(axes)):
+            if shape[left] != shape[right] or shape[left] < 2:
+                continue
+            turned = np.swapaxes(judged.oracle, left, right)
+            metrics = compare(judged.reference, np.ascontiguousarray(turned), axes, judged.valid)
+            if status_of(metrics, judged.replay.gate) not in BAD:
+                names = list(axes)
+                names[left], names[right] = names[right], names[left]
+                return tuple(names)
+    return None
+
+
 def _results(origin: Site, op: Op) -> list[Site]:
     """Return the results of attention that are made of an earlier one, in order."""
     names = [edge.name for edge in op.results]
@@ -157,6 +182,8 @@ def describe(item: Counterfactual) -> str:
     """Return a change in words."""
     if item.kind == "insertion":
         return f"a `{item.what}` of {item.new} after it" if item.what != "bias" else "a bias added"
+    if item.kind == "operand" and item.old is None:
+        return f"{item.what} (`{item.new}`) after it"
     if item.kind == "operand":
         return f"`{item.new}` in place of `{item.old}` as {item.what}"
     if item.kind == "operator":

@@ -102,6 +102,22 @@ FAULTS = {
         "CIRCUIT_SEMANTICS_DIVERGENCE",
         "eps",
     ),
+    "rope-left-out": CircuitFault(
+        "llama",
+        "use_rope: bool = true",
+        "use_rope: bool = false",
+        "layer.0.attention.rope_query_output",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "a rope",
+    ),
+    "residual-lost": CircuitFault(
+        "llama",
+        "x = x + attention(h) * residual_scale",
+        "x = attention(h) * residual_scale",
+        "layer.0.post_attention_residual",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "the sum with an edge",
+    ),
     "softcap-missing": CircuitFault(
         "gemma2",
         "scale: scale, softcap: softcap, mask",
