@@ -139,3 +139,14 @@ def test_a_context_too_long_is_an_error(tiny_model):
         "error[CKE603]: expected at most 8 positions, got 9\n"
         "  help: shorten the prompt, or ask for fewer new tokens"
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
+def test_a_gguf_file_with_the_width_of_values_speaks_as_its_folder(family, tiny_model, tmp_path):
+    from cke.oracles.gguf_writer import write_gguf
+
+    folder = tiny_model(family)
+    file = write_gguf(folder, tmp_path / "m.gguf")
+    tokens = [[1, 2, 3, 4]]
+    expected = cke.load(folder).logits(tokens)
+    assert np.abs(cke.load(file).logits(tokens) - expected).max() <= 1e-5 * np.abs(expected).max()
