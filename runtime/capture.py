@@ -21,7 +21,7 @@ from cke.runtime.package import Package
 from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.runtime.session import Session
 from cke.runtime.trace_body import subject_body, threads
-from cke.runtime.written import as_written
+from cke.runtime.written import as_written, held_positions
 from cke.schemas.trace import Body, Identity, Neutrality, Segment
 
 Outputs = dict[str, str]
@@ -179,10 +179,11 @@ def _run(
             collector.begin(segment)
         tokens = np.asarray(segment.tokens, np.int32)
         positions = np.asarray(segment.positions, np.int32)
+        before = None if written is None else held_positions(session.state)
         logits = session.prefill(tokens, positions, logits="all")
         outputs[f"segment.{segment.index}.logits"] = bits(logits)
         if written is not None:
-            written.append(as_written(segment, session.state))
+            written.append(as_written(segment, before, session.state))
         if collector is not None:
             collector.finish()
     leaves, _ = jax.tree.flatten_with_path(session.state)
