@@ -15,67 +15,14 @@ from typing import Any
 
 import pytest
 
+from cke.validator.models import DECODER, TINY_MODELS, draw
 from tools.fetch_models import fetch
 
-DECODER = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-GEMMA = {**DECODER, "head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 6}
-EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.0, "output_router_logits": False}
-
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", DECODER),
-    "mistral": ("MistralConfig", "MistralForCausalLM", {**DECODER, "sliding_window": 6}),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", DECODER),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**DECODER, "head_dim": 16}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
-    "gemma3": (
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
-        {
-            **GEMMA,
-            "num_hidden_layers": 4,
-            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
-        },
-    ),
-    "gpt2": (
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        {
-            "vocab_size": 96,
-            "n_embd": 32,
-            "n_layer": 3,
-            "n_head": 4,
-            "n_positions": 256,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        "Qwen3MoeForCausalLM",
-        {**DECODER, **EXPERTS, "head_dim": 16, "num_experts": 6, "moe_intermediate_size": 24},
-    ),
-    "mixtral": (
-        "MixtralConfig",
-        "MixtralForCausalLM",
-        {**DECODER, **EXPERTS, "num_local_experts": 4},
-    ),
+    **TINY_MODELS,
     "phi3": ("Phi3Config", "Phi3ForCausalLM", DECODER),
-    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", DECODER),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {**DECODER, "num_hidden_layers": 4}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {**DECODER, "sliding_window": 6}),
-    "granite": ("GraniteConfig", "GraniteForCausalLM", DECODER),
-    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {**DECODER, "sliding_window": 6}),
     "deepseek_v3": (
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
@@ -167,30 +114,8 @@ def make_model(family: str, *, seed: int = 0, model_class: str | None = None, **
     merged._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, model_class or default_class)(merged).float().eval()
-    _draw(model, torch.Generator().manual_seed(seed))
+    draw(model, torch.Generator().manual_seed(seed))
     return model
-
-
-def _draw(model: Any, generator: Any) -> None:
-    """Draw every parameter anew: matrices keep the variance, vectors leave their fixed point."""
-    import torch
-
-    with torch.no_grad():
-        for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-            if not tensor.is_floating_point():
-                continue
-            noise = torch.randn(tensor.shape, generator=generator)
-            if tensor.ndim < 2:
-                tensor.add_(0.2 * noise)
-            elif "emb" in name or "wte" in name or "wpe" in name:
-                tensor.copy_(0.5 * noise)
-            else:
-                tensor.copy_(noise * _fan_in(name, tensor) ** -0.5)
-
-
-def _fan_in(name: str, tensor: Any) -> int:
-    conv1d = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-    return int(tensor.shape[-2] if conv1d and tensor.ndim == 2 else tensor.shape[-1])
 
 
 @pytest.fixture(scope="session")

@@ -75,11 +75,11 @@ def make_model(family: str, folder: Path) -> None:
     torch.manual_seed(0)
     made = getattr(transformers, config_class)(**config)
     model = getattr(transformers, model_class)(made).float().eval()
-    _draw(model, torch.Generator().manual_seed(0))
+    draw(model, torch.Generator().manual_seed(0))
     model.save_pretrained(folder)
 
 
-def _draw(model: Any, generator: Any) -> None:
+def draw(model: Any, generator: Any) -> None:
     """Draw every parameter anew: matrices keep the variance, vectors leave their fixed point."""
     import torch
 
