@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cke.oracles.base import Array
 from cke.oracles.relations import Exchange, check_relations
-from cke.runtime.records import digest
+from cke.runtime.records import RUN_TO_WIRE, digest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.trace import Body, Record
 
@@ -34,7 +34,6 @@ CLASS_OF: dict[str, FactClass] = {
     "layers": "DIAGNOSTIC_EXPORT_MAPPING",
 }
 PACKAGES = {"pytorch": "transformers", "llamacpp": "llama-cpp-python"}
-WIRE = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "f64": "fp64"}
 WIDTHS = {"fp64": 3, "fp32": 2, "fp16": 1, "bf16": 1}
 NARROWER: dict[str, tuple[tuple[str, Any], ...]] = {
     "fp64": (("bf16", ml_dtypes.bfloat16), ("fp32", np.float32)),
@@ -272,7 +271,7 @@ def _dtypes(side: TraceFolder, checked: dict[str, int]) -> Iterator[FactFinding]
     A lookup is left out: weights of a narrow file stay narrow in any dtype.
     """
     body = side.trace.body
-    declared = WIDTHS.get(WIRE.get(body.producer.dtype, ""), 0)
+    declared = WIDTHS.get(RUN_TO_WIRE.get(body.producer.dtype, ""), 0)
     narrow: dict[str, list[Record]] = {}
     measured = 0
     for record in body.records:

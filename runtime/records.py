@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from cke.schemas.trace import Record, Summary
 
 Array = NDArray[np.generic]
+RUN_TO_WIRE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64"}
+"""The spelling of a run's dtype in a trace."""
 WIRE_DTYPES = {
     "float32": "fp32",
     "float16": "fp16",

@@ -23,9 +23,9 @@ from cke.xray.candidates import (
     lost_ropes,
     lost_sums,
 )
-from cke.xray.diff import status_of
+from cke.xray.diff import OVER, status_of
 from cke.xray.graph import Site
-from cke.xray.local import BAD, Bench, Judged
+from cke.xray.local import Bench, Judged
 from cke.xray.metrics import compare
 from cke.xray.replay import NotReplayable
 
@@ -184,7 +184,7 @@ def _try(
     error = metrics.relative_rmse
     if error is None:
         return None
-    closes = status_of(metrics, judged.replay.gate) not in BAD
+    closes = status_of(metrics, judged.replay.gate) not in OVER
     return Tried(candidate, op, error, closes)
 
 
@@ -223,7 +223,7 @@ def _agrees(bench: Bench, judged: Judged, site: Site, candidate: Candidate) -> b
         metrics = compare(np.asarray(made), wanted, axes, bench.valid(judged.segment, site))
     except REPLAY_ERRORS:
         return None
-    return status_of(metrics, judged.replay.gate) not in BAD
+    return status_of(metrics, judged.replay.gate) not in OVER
 
 
 def _elsewhere(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried]:

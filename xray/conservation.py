@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from cke.runtime.records import split_id
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.numerical_report import Conservation
 from cke.schemas.trace import Record
@@ -104,5 +105,4 @@ def _flat(stream: TensorStream, tile: Tile) -> NDArray[np.float64]:
 
 
 def _name(record: Record) -> str:
-    prefix = f"layer.{record.layer}."
-    return record.checkpoint_id.removeprefix(prefix)
+    return split_id(record.checkpoint_id)[0]

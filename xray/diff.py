@@ -87,7 +87,7 @@ def diff_traces(
         byte_exact_prefix=_prefix(compared),
         first_non_exact=next((r.stop for r in compared if not _exact(r)), None),
         first_over_gate=next((r.stop for r in rows if r.status in OVER), None),
-        curves=tuple(_curve(compared, metric) for metric in ("max_abs", "rmse")),
+        curves=tuple(curve(compared, metric) for metric in ("max_abs", "rmse")),
         conservation=tuple(_conservation(subject, oracle)),
         rankings=rankings,
         first_flip=flip,
@@ -282,7 +282,8 @@ def _prefix(rows: list[Row]) -> int:
     return length
 
 
-def _curve(rows: list[Row], metric: str) -> Curve:
+def curve(rows: list[Row], metric: str) -> Curve:
+    """Return the jumps and the breaks of monotonicity of one metric, by stop."""
     jumps: list[int] = []
     breaks: list[int] = []
     before: float | None = None

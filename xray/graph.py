@@ -4,7 +4,7 @@ An edge of the whole program is a `Site`: the step's index and the edge's name i
 parameter of a function is the result of an earlier step, or an input of the program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cke.runtime.placement import step_name
@@ -14,6 +14,7 @@ from cke.schemas.call_ir import Function as CallFunction
 from cke.schemas.graph_ir import Function, Op
 from cke.schemas.ir import Edge, Step, TensorType
 from cke.schemas.manifest import Manifest
+from cke.schemas.trace import Segment
 
 
 class Site(NamedTuple):
@@ -146,3 +147,9 @@ class ProgramGraph:
             for edge in op.results:
                 places[Site(index, edge.name)] = len(places)
         return places
+
+
+def graph_of(graphs: Mapping[str, ProgramGraph], segment: Segment) -> ProgramGraph:
+    """Return the graph of the phase that runs a forward: decode takes those of one column."""
+    phase = "prefill" if len(segment.tokens[0]) > 1 else "decode"
+    return graphs.get(phase) or next(iter(graphs.values()))

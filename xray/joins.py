@@ -7,10 +7,10 @@ the oracle are its own: nothing on its side is read from the subject (XRAY-8).
 from collections.abc import Iterator
 
 from cke.kernel_registry.resolve import contract_of
+from cke.runtime.records import RUN_TO_WIRE, split_id
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Body, Record, Segment
 from cke.xray.diff import layout_fault
-from cke.xray.dtypes import WIRE_DTYPE_OF
 from cke.xray.finding import Finding
 from cke.xray.profile import profile_entry
 
@@ -316,8 +316,8 @@ def _storage(
                 f"the subject has {mine.dtype} here, the oracle exports {other.dtype}",
             )
         return
-    run = WIRE_DTYPE_OF[subject.producer.dtype]
-    if usual == WIRE_DTYPE_OF[oracle.producer.dtype] == run and mine.dtype != other.dtype:
+    run = RUN_TO_WIRE[subject.producer.dtype]
+    if usual == RUN_TO_WIRE[oracle.producer.dtype] == run and mine.dtype != other.dtype:
         if other.dtype == run:
             yield _at(
                 mine,
@@ -368,10 +368,7 @@ def _holes(subject: Body, oracle: Body) -> Iterator[Finding]:
 
 
 def _name(record: Record) -> str:
-    identifier = record.checkpoint_id
-    if record.layer is None:
-        return identifier
-    return identifier.removeprefix(f"layer.{record.layer}.")
+    return split_id(record.checkpoint_id)[0]
 
 
 def _at(record: Record, name: str, text: str, owner: str | None = None) -> Finding:

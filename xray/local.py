@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cke.runtime.records import RUN_TO_WIRE, WIRE_DTYPES
 from cke.schemas.diagnosis import Replay
 from cke.schemas.graph_ir import Op
 from cke.schemas.numerical_report import Gate, Metrics
 from cke.schemas.trace import Record
 from cke.xray.budget import forward_error
-from cke.xray.diff import status_of
-from cke.xray.graph import ProgramGraph, Site
+from cke.xray.diff import OVER, status_of
+from cke.xray.graph import ProgramGraph, Site, graph_of
 from cke.xray.metrics import compare
 from cke.xray.replay import (
     Change,
@@ -25,8 +26,6 @@ from cke.xray.validity import valid_elements
 from cke.xray.values import TraceValues
 
 Array = NDArray[Any]
-WIRE = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "f64": "fp64"}
-BAD = ("over", "nonfinite")
 
 
 class Bench:
@@ -47,9 +46,7 @@ class Bench:
 
     def graph(self, segment: int) -> ProgramGraph:
         """Return the graph of the phase that a segment ran."""
-        wide = len(self.subject.segments[segment].tokens[0]) > 1
-        phase = "prefill" if wide else "decode"
-        return self.graphs.get(phase) or next(iter(self.graphs.values()))
+        return graph_of(self.graphs, self.subject.segments[segment])
 
     def valid(self, segment: int, site: Site) -> Array | None:
         """Return which elements of an edge both sides computed."""
@@ -166,13 +163,13 @@ def _measured(left: Array, right: Array, axes: tuple[str, ...], valid: Array | N
 
 
 def _says(left: Metrics, middle: Metrics, right: Metrics, gate: Gate) -> Any:
-    if status_of(right, gate) not in BAD and status_of(left, gate) not in BAD:
+    if status_of(right, gate) not in OVER and status_of(left, gate) not in OVER:
         return "inherited"
     if left.mismatched_nonfinite:
         return "not_finite"
-    if status_of(left, gate) in BAD:
+    if status_of(left, gate) in OVER:
         return "kernel"
-    return "oracle_differs" if status_of(middle, gate) in BAD else "inherited"
+    return "oracle_differs" if status_of(middle, gate) in OVER else "inherited"
 
 
 def local_gate(
@@ -187,12 +184,9 @@ def local_gate(
             longest = max([longest, *(n for n in sizes if isinstance(n, int))])
         if op.operator == "sdpa":
             longest = max(longest, made.shape[-1])
-    stored = [
-        WIRE[edge.type.dtype] for _, op in cone for edge in op.results if edge.type.dtype in WIRE
-    ]
-    theirs = {"float32": "fp32", "float16": "fp16", "float64": "fp64"}.get(
-        wanted.dtype.name, "bf16" if wanted.dtype.name == "bfloat16" else "fp32"
-    )
+    dtypes = (edge.type.dtype for _, op in cone for edge in op.results)
+    stored = [RUN_TO_WIRE[dtype] for dtype in dtypes if dtype in RUN_TO_WIRE]
+    theirs = WIRE_DTYPES[wanted.dtype.name]
     square = np.square(np.where(np.isfinite(wanted.astype(np.float64)), wanted, 0), dtype=float)
     rms = float(np.sqrt(square.mean())) if square.size else None
     return forward_error((*stored, theirs), longest, len(cone) // 4, rms)

@@ -19,10 +19,10 @@ from cke.schemas.trace import Segment
 from cke.xray.candidates import position_changes
 from cke.xray.classes import Owner
 from cke.xray.confirm import confirm
-from cke.xray.diff import status_of
+from cke.xray.diff import OVER, status_of
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph, Site
-from cke.xray.local import BAD, Bench, Judged, judge, local_gate
+from cke.xray.local import Bench, Judged, judge, local_gate
 from cke.xray.metrics import compare
 from cke.xray.replay import DTYPES, Change, KernelReplayer, NotReplayable, ReferenceReplayer
 
@@ -134,7 +134,7 @@ def export_is_wrong(bench: Bench, judged: Judged) -> bool:
             return False
         axes = graph.edge(site).type.axes
         metrics = compare(made, wanted, axes, bench.valid(judged.segment, site))
-        if status_of(metrics, local_gate(graph, judged.cone, made, wanted)) in BAD:
+        if status_of(metrics, local_gate(graph, judged.cone, made, wanted)) in OVER:
             return False
         checked += 1
     return checked > 0
@@ -150,7 +150,7 @@ def axes_exchanged(bench: Bench, judged: Judged) -> tuple[str, ...] | None:
                 continue
             turned = np.swapaxes(judged.oracle, left, right)
             metrics = compare(judged.reference, np.ascontiguousarray(turned), axes, judged.valid)
-            if status_of(metrics, judged.replay.gate) not in BAD:
+            if status_of(metrics, judged.replay.gate) not in OVER:
                 names = list(axes)
                 names[left], names[right] = names[right], names[left]
                 return tuple(names)
@@ -330,7 +330,7 @@ def _guilty(bench: Bench, judged: Judged) -> tuple[int, Op]:
                 continue
             result = kernel.result(site)
             gate = local_gate(graph, ((step, op),), result, result)
-            if status_of(compare(result, made[site], edge.type.axes, None), gate) in BAD:
+            if status_of(compare(result, made[site], edge.type.axes, None), gate) in OVER:
                 return step, op
     return judged.cone[-1]
 
@@ -364,7 +364,7 @@ def _compiled(
     valid = bench.valid(segment, site)
     metrics = compare(captured, made, axes, valid)
     gate = local_gate(graph, ((site.step, op),), captured, captured)
-    if status_of(metrics, gate) not in BAD:
+    if status_of(metrics, gate) not in OVER:
         return None
     base = Finding(
         failure_class="COMPILED_PROGRAM_DIVERGENCE",
@@ -434,7 +434,7 @@ def _fed_positions(
             metrics = compare(captured, replayer.result(site), axes, bench.valid(segment, site))
         except NotReplayable:
             continue
-        if status_of(metrics, gate) not in BAD:
+        if status_of(metrics, gate) not in OVER:
             return Counterfactual(
                 op=op.id,
                 kind="position",

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import msgspec
 
-from cke.xray.dtypes import WIRE_DTYPE_OF
+from cke.runtime.records import RUN_TO_WIRE
 
 RULES = ("forward_error",)
 
@@ -37,4 +37,4 @@ def profile_entry(backend: str, dtype: str) -> Entry | None:
     if not file.is_file():
         return None
     entries = read_profile(backend, file.read_text(encoding="utf-8"))
-    return entries.get(WIRE_DTYPE_OF.get(dtype, dtype))
+    return entries.get(RUN_TO_WIRE.get(dtype, dtype))

@@ -5,16 +5,17 @@ it run too, so that a replay always starts from evidence.
 """
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import ml_dtypes
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cke.kernel_registry.operators import OPERATORS, kernel_arguments
 from cke.kernel_registry.references import REFERENCES
+from cke.runtime.weights.load import DTYPES as FLOATS
 from cke.schemas.call_ir import Call
 from cke.schemas.graph_ir import Op
 from cke.schemas.trace import Segment
@@ -22,14 +23,7 @@ from cke.xray.graph import ProgramGraph, Site
 from cke.xray.values import TraceValues, key_positions
 
 Array = NDArray[Any]
-DTYPES: dict[str, Any] = {
-    "f32": np.float32,
-    "bf16": ml_dtypes.bfloat16,
-    "f16": np.float16,
-    "f64": np.float64,
-    "i32": np.int32,
-    "bool": np.bool_,
-}
+DTYPES: dict[str, Any] = {**FLOATS, "i32": np.int32, "bool": np.bool_}
 
 
 class NotReplayable(Exception):
@@ -65,7 +59,7 @@ class Change(msgspec.Struct, frozen=True):
     after: Callable[[tuple[Array, ...]], tuple[Array, ...]] | None = None
 
 
-class Replayer:
+class Replayer(ABC):
     """Replays over one segment of one trace, with one way to run an op."""
 
     def __init__(
@@ -116,8 +110,9 @@ class Replayer:
         self.read[site] = None
         return captured
 
+    @abstractmethod
     def _make(self, site: Site) -> dict[Site, Array]:
-        raise NotImplementedError
+        """Run the op or call that makes a value, and return all its results."""
 
     def _slot(self, step: int, op: Op, state: str) -> dict[str, Array]:
         """Return the cache before the segment, from what the trace shows of the one before."""

@@ -50,14 +50,6 @@ class ModelSubject:
         self._drivers: dict[tuple[str, ...], Driver] = {}
 
     @cached_property
-    def _placed(self) -> dict[str, Any]:
-        from cke.runtime.placement import place_weights
-
-        programs = self.manifest.calls.programs
-        stored = self._stored
-        return place_weights(programs, stored.__getitem__, stored.canonical, stored.fused)
-
-    @cached_property
     def _identity(self) -> Identity:
         return identity_of(self.model.files)
 
@@ -95,8 +87,7 @@ class ModelSubject:
 
     def placed(self, phase: str, step: str) -> Mapping[str, Any]:
         """Return the weights of a step as generated code takes them."""
-        found: Mapping[str, Any] = self._placed[phase][step]
-        return found
+        return self.model.weights[phase][step]
 
 
 class LiveOracle:
@@ -188,10 +179,11 @@ def xray(
                 notes=(Note("check the value of --oracle", label="help"),),
             )
         )
-    rows = tokens or (recorded_tokens(side) or default_tokens(loaded))
-    request = CaptureRequest(tokens=rows, segments=segments, forced=forced)
     if isinstance(side, RecordedOracle) and tokens is None:
         request = recorded_request(side)
+    else:
+        rows = tokens or default_tokens(loaded)
+        request = CaptureRequest(tokens=rows, segments=segments, forced=forced)
     rounds = Path(out) / "rounds"
     shutil.rmtree(rounds, ignore_errors=True)
     start = time.monotonic()
@@ -211,11 +203,6 @@ def xray(
     keep_evidence(Path(out), subject, report)
     write_report(report, Path(out), time.monotonic() - start)
     return report
-
-
-def recorded_tokens(side: LiveOracle | RecordedOracle) -> tuple[tuple[int, ...], ...] | None:
-    """Return the prompt rows that a recorded oracle ran, None for a live one."""
-    return recorded_request(side).tokens if isinstance(side, RecordedOracle) else None
 
 
 def recorded_request(side: RecordedOracle) -> CaptureRequest:

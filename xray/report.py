@@ -1,0 +1,229 @@
+"""The report of a case: verdict, first divergence, coverage, drift, and what to do next."""
+
+from typing import Any
+
+from cke.runtime.records import split_id
+from cke.schemas.diagnosis import Coverage, Diagnosis, Divergence, Point, Probe, Stage
+from cke.schemas.numerical_report import Row
+from cke.xray.case import Case
+from cke.xray.classes import ARCHITECTURE_POLICY, POLICY, STAGES
+from cke.xray.diff import OVER, curve
+from cke.xray.finding import Finding
+from cke.xray.graph import Site
+
+
+def report_of(
+    case: Case,
+    finding: Finding | None,
+    reproduce: str,
+    second: Diagnosis | None,
+    second_sha256: str | None,
+) -> Diagnosis:
+    """Return the report of a case that has ended, with or without a finding."""
+    rows = case.ordered()
+    flips = [item for item in case.rankings.values() if item.flips]
+    status = _status(finding, rows)
+    verdict: Any = None
+    if flips:
+        verdict = "behavioral_divergence"
+    elif status == "complete" or (status == "incomplete" and rows and finding is not None):
+        over = any(row.status in OVER for row in rows)
+        verdict = "cosmetic_drift" if over else "pass_within_gate"
+        verdict = None if status == "incomplete" and verdict == "pass_within_gate" else verdict
+    body = case.report
+    return Diagnosis(
+        status=status,
+        verdict=verdict,
+        banner=_banner(case, rows),
+        scope=_scope(case),
+        subject={} if body is None else body.subject,
+        oracle={"producer": case.oracle.name, "dtype": case.oracle.dtype}
+        if body is None
+        else body.oracle,
+        stages=_stages(case, finding),
+        first_divergence=None if finding is None else _divergence(case, finding, rows),
+        next_probe=_probe(case, finding, reproduce),
+        coverage=_coverage(case, rows),
+        rounds=tuple(case.rounds),
+        points=tuple(_point(row) for row in rows),
+        byte_exact_prefix=next(
+            (i for i, row in enumerate(rows) if not row.metrics or not row.metrics.byte_exact),
+            len(rows),
+        ),
+        first_non_exact=next((r.stop for r in rows if r.status != "exact"), None),
+        first_over_gate=next((r.stop for r in rows if r.status in OVER), None),
+        curves=tuple(curve(rows, metric) for metric in ("max_abs", "rmse")),
+        rankings=tuple(case.rankings[key] for key in sorted(case.rankings)),
+        first_flip=None if not flips else (flips[0].segment, *flips[0].flips[0]),
+        second_report=None
+        if second is None
+        else {
+            "sha256": second_sha256,
+            "oracle": second.oracle.get("producer"),
+            "verdict": second.verdict,
+        },
+        architecture_policy={"rule": POLICY, **_policy(finding)},
+        fix_progression=_progression(finding, rows),
+        reproduce=reproduce,
+    )
+
+
+def _status(finding: Finding | None, rows: list[Row]) -> Any:
+    if finding is None:
+        return "complete" if rows else "incomplete"
+    row = finding.row
+    if row is None:
+        return "incomplete"
+    if row.name in ("CAPTURE_NOT_NEUTRAL", "RUNTIME_NOT_REPEATABLE"):
+        return "rejected"
+    return "complete" if finding.metrics is not None else "stopped"
+
+
+def _stages(case: Case, finding: Finding | None) -> tuple[Stage, ...]:
+    found: list[Stage] = []
+    broken = False
+    for name in STAGES:
+        stage = case.stages.get(name)
+        if stage is None or broken:
+            stage = Stage(name=name, state="not_reached", checked=0, detail="")
+        broken = broken or stage.state == "broken"
+        found.append(stage)
+    return tuple(found)
+
+
+def _divergence(case: Case, finding: Finding, rows: list[Row]) -> Divergence:
+    row = finding.row
+    phase = None
+    if finding.segment is not None and case.pairs:
+        phase = case.pairs[0][0].trace.body.segments[finding.segment].phase
+    stage: Any = (
+        row.stage
+        if row
+        else next((s.name for s in case.stages.values() if s.state == "broken"), "numbers")
+    )
+    return Divergence(
+        checkpoint_id=finding.checkpoint_id,
+        role=finding.role,
+        layer=None if finding.checkpoint_id is None else split_id(finding.checkpoint_id)[1],
+        phase=phase,
+        segment=finding.segment,
+        op=finding.op,
+        operator=finding.operator,
+        kernel_id=finding.kernel_id,
+        source=finding.source,
+        failure_class=finding.failure_class,
+        stage=stage,
+        fix_owner=None if row is None else row.owner(finding.owner),
+        recommended_action=None if row is None else row.action,
+        because=finding.because,
+        metrics=finding.metrics,
+        gate=finding.gate,
+        replay=finding.replay,
+        confirmed_by=finding.confirmed_by,
+        also_closing=finding.also_closing,
+        tried=finding.tried,
+        last_passing_checkpoint=_last_passing(case, finding, rows),
+    )
+
+
+def _last_passing(case: Case, finding: Finding, rows: list[Row]) -> str | None:
+    last = None
+    for row in rows:
+        if row.checkpoint_id == finding.checkpoint_id and row.segment == finding.segment:
+            break
+        if row.status in OVER:
+            break
+        last = row.checkpoint_id
+    return last
+
+
+def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
+    if finding is None or finding.failure_class is not None:
+        return None
+    other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
+    command = reproduce.replace(f"--oracle {case.oracle.name}", f"--oracle {other}")
+    return Probe(command=command, question=finding.question or "which side is right")
+
+
+def _coverage(case: Case, rows: list[Row]) -> Coverage:
+    graph = next(iter(case.graphs.values()))
+    segment_rows = [row for row in rows if case.graph(row.segment).phase == graph.phase]
+    seen = {graph.site_of(row.checkpoint_id, row.role) for row in segment_rows}
+    total = 0
+    with_edges = 0
+    without: list[str] = []
+    edges = 0
+    for index, op in graph.ops():
+        total += 1
+        sites = [Site(index, edge.name) for edge in op.results]
+        edges += len(sites)
+        if any(site in seen for site in sites):
+            with_edges += 1
+        else:
+            without.append(f"{graph.step_key(index)}.{op.id}")
+    return Coverage(
+        ops_with_edges=with_edges,
+        ops_total=total,
+        edges_compared=len(seen - {None}),
+        edges_total=edges,
+        ops_without_edges=tuple(without),
+    )
+
+
+def _point(row: Row) -> Point:
+    metrics = row.metrics
+    assert metrics is not None, "only measured rows are points"
+    return Point(
+        stop=row.stop,
+        checkpoint_id=row.checkpoint_id,
+        role=row.role,
+        segment=row.segment,
+        status=row.status,
+        max_abs=metrics.max_abs,
+        rmse=metrics.rmse,
+        relative_rmse=metrics.relative_rmse,
+        exact_ratio=metrics.exact_ratio,
+        budget=None if row.gate is None else row.gate.relative_rmse,
+        kernel_id=row.kernel_id,
+    )
+
+
+def _banner(case: Case, rows: list[Row]) -> str:
+    if case.report is None:
+        return f"no edges compared — {case.oracle.name}"
+    within = sum(row.status not in OVER for row in rows)
+    tail = case.report.banner.split(" edges within gate", 1)[1]
+    return f"{within}/{len(rows)} edges within gate{tail}"
+
+
+def _scope(case: Case) -> dict[str, Any]:
+    manifest = case.subject.manifest
+    return {
+        "circuit": f"{manifest.circuit}@{manifest.circuit_version}",
+        "dtype": case.subject.dtype,
+        "rows": len(case.request.tokens),
+        "tokens": sum(map(len, case.request.tokens)),
+        "decode_steps": len(case.request.forced),
+        "segments": list(case.request.segments),
+        "oracle": case.oracle.name,
+    }
+
+
+def _policy(finding: Finding | None) -> dict[str, str]:
+    row = None if finding is None else finding.row
+    if finding is None or row is None:
+        return {}
+    owner = row.owner(finding.owner)
+    return {"owner": owner, "where": ARCHITECTURE_POLICY[owner]}
+
+
+def _progression(finding: Finding | None, rows: list[Row]) -> tuple[str, ...]:
+    if finding is None:
+        return ()
+    at = finding.checkpoint_id or "the first divergent edge"
+    return (
+        "execution policy: both sides run the same forwards",
+        "cache state before attention maths",
+        f"fix {at}",
+        "rerun from the last passing checkpoint: `cke xray --since REPORT`",
+    )
