@@ -1,8 +1,8 @@
 """The summaries of `summaries` on the host, for a device whose memory is the host's.
 
 On a CPU nothing has to be moved, and NumPy reduces several times faster than a compiled program.
-Both give the same numbers; a test compares them. Arrays of one shape are folded side by side, a
-large one in blocks.
+Both give the same numbers; a test compares them. Arrays of one shape and dtype are folded side by
+side, a large one in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,10 @@ def host_summaries(
     """Return [layers, edges, 6]: min, max, sum, sum of squares, NaN count, finite count."""
     alike: dict[Any, list[str]] = {}
     for key, names in axes:
-        alike.setdefault((names, groups[0][key].shape), []).append(key)
+        array = groups[0][key]
+        alike.setdefault((names, array.shape, array.dtype), []).append(key)
     found: dict[str, Rows] = {}
-    for (names, shape), keys in alike.items():
+    for (names, shape, _), keys in alike.items():
         kept = canonical_shape(shape, names, segment)
         mask = valid_mask(names, kept, segment)
         flat = None if mask is None or mask.all() else np.broadcast_to(mask, kept).reshape(-1)

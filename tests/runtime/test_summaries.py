@@ -14,6 +14,7 @@ from cke.runtime.validity import canonical_shape, valid_mask
 SHAPES = {
     "state": (("B", "T", "D"), (2, 16, 24)),
     "ids": (("B", "T", "A"), (2, 16, 2)),
+    "chosen": (("B", "T", "A"), (2, 16, 2)),
     "scores": (("B", "H", "T", "S"), (2, 3, 16, 128)),
     "keys": (("B", "S", "K", "E"), (2, 128, 2, 8)),
     "half": (("B", "T", "D"), (2, 16, 24)),
@@ -32,7 +33,7 @@ def _groups() -> list[dict[str, jax.Array]]:
             np.inf,
             -np.inf,
         )
-        dtypes = {"ids": np.int32, "half": ml_dtypes.bfloat16}
+        dtypes = {"ids": np.int32, "half": ml_dtypes.bfloat16, "chosen": ml_dtypes.bfloat16}
         groups.append(
             {
                 key: jax.device_put(array.astype(dtypes.get(key, np.float32)))
