@@ -34,8 +34,10 @@ def host_summaries(
         kept = canonical_shape(shape, names, segment)
         mask = valid_mask(names, kept, segment)
         flat = None if mask is None or mask.all() else np.broadcast_to(mask, kept).reshape(-1)
-        slices = tuple(slice(size) for size in kept)
-        arrays = [np.asarray(group[key])[slices] for key in keys for group in groups]
+        arrays = [np.asarray(group[key]) for key in keys for group in groups]
+        if kept != shape:
+            slices = tuple(slice(size) for size in kept)
+            arrays = [array[slices] for array in arrays]
         rows = _folded(arrays, flat).reshape(len(keys), len(groups), 6)
         found |= zip(keys, rows, strict=True)
     whole: list[list[list[float]]] = np.stack([found[key] for key, _ in axes], axis=1).tolist()
@@ -45,7 +47,7 @@ def host_summaries(
 def _folded(arrays: list[NDArray[Any]], mask: NDArray[np.bool_] | None) -> Rows:
     """Return [arrays, 6] of arrays of one shape."""
     if arrays[0].size <= SMALL:
-        values = np.stack([array.reshape(-1) for array in arrays])
+        values = np.concatenate([array.reshape(1, -1) for array in arrays])
         return _fold(values if mask is None else values[:, mask])
     found = []
     for array in arrays:

@@ -100,7 +100,9 @@ class TraceWriter:
 
     def note(self, record: Record) -> None:
         """Keep a record without its tensor: a summary."""
-        self.records.append(msgspec.structs.replace(record, tensor_path=None, level="summary"))
+        if record.level != "summary" or record.tensor_path is not None:
+            record = msgspec.structs.replace(record, tensor_path=None, level="summary")
+        self.records.append(record)
 
     def mark(self) -> Mark:
         """Return a place to rewind to."""
