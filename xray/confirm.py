@@ -28,6 +28,7 @@ from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.metrics import compare
 from cke.xray.replay import NotReplayable
+from cke.xray.rewired import later_edges, lost_activations
 
 REPLAY_ERRORS = (
     NotReplayable,
@@ -74,9 +75,11 @@ def confirm(bench: Bench, judged: Judged) -> Outcome:
                 tried.append(found)
     count = len(tried)
     closing = [item for item in tried if item.closes]
-    if not closing:
+    for further in (_fits, _rewired):
+        if closing:
+            break
         for step, op in judged.cone:
-            for candidate in _fits(bench, judged, step, op):
+            for candidate in further(bench, judged, step, op):
                 found = _try(bench, judged, op, candidate)
                 count += 1
                 if found is not None and found.closes:
@@ -165,6 +168,11 @@ def _fits(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate
         return None if found is None else found.error
 
     yield from fitted(bench.graph(judged.segment), step, op, error, bench.constants)
+
+
+def _rewired(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
+    yield from lost_activations(step, op)
+    yield from later_edges(bench, judged, step, op)
 
 
 def _try(

@@ -180,6 +180,8 @@ def _readers(graph: ProgramGraph, origin: Site, op: Op) -> list[Site]:
 
 def describe(item: Counterfactual) -> str:
     """Return a change in words."""
+    if item.kind == "insertion" and " of operand " in item.what and item.origin != "fitted":
+        return f"`{item.what.replace(' of ', '` of ')}"
     if item.kind == "insertion":
         return f"a `{item.what}` of {item.new} after it" if item.what != "bias" else "a bias added"
     if item.kind == "operand" and item.old is None:

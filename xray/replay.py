@@ -45,7 +45,8 @@ class SubjectWeights(Protocol):
 class Change(msgspec.Struct, frozen=True):
     """A single change to one op of a replay; what is None or empty stays as it is.
 
-    `after` maps the op's results to what they become; `inputs` replaces operands by place.
+    `after` maps the op's results to what they become; `inputs` replaces operands by place, and
+    `before` names an operator that each of them passes first.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Change(msgspec.Struct, frozen=True):
     attributes: dict[str, Any] = {}
     operator: str | None = None
     inputs: dict[int, Site] = {}
+    before: dict[int, str] = {}
     scales: dict[int, float] = {}
     weights: dict[int, Any] = {}
     positions: Callable[[Array], Array] | None = None
@@ -197,6 +199,8 @@ class ReferenceReplayer(Replayer):
         value = _exact(self._value(Site(step, name)))
         if change is None:
             return value
+        if place in change.before:
+            value = _definition(change.before[place])(value)
         if place in change.scales:
             value = value * change.scales[place]
         declared = OPERATORS[op.operator].inputs
