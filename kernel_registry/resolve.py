@@ -127,14 +127,26 @@ def _contract_reasons(provider: KernelContract, request: Request) -> Iterator[st
     for name in request.results:
         if name not in provider.exposes:
             yield f"does not expose `{name}`, which is read or captured"
-    required = msgspec.structs.asdict(request.contract)
-    for section, fields in required.items():
+    for unmet in unmet_requirements(provider, request.contract, request.dtype):
+        yield f"{unmet.field}: required {unmet.required}, promises {unmet.promise}"
+
+
+class Unmet(msgspec.Struct, frozen=True):
+    """A field of a required contract (`reduction.partial`) that a promise does not meet."""
+
+    field: str
+    required: str
+    promise: str
+
+
+def unmet_requirements(provider: KernelContract, contract: Contract, dtype: str) -> Iterator[Unmet]:
+    """Yield every field of a required contract that a kernel does not promise for a run dtype."""
+    for section, fields in msgspec.structs.asdict(contract).items():
         offered = provider.promise.get(section, {})
         for name, value in fields.items():
             promise = offered.get(name, offered.get(name.rpartition(".")[2]))
-            if not _matches(name.rpartition(".")[2], value, promise, request.dtype):
-                got = _show(promise, request.dtype)
-                yield f"{section}.{name}: required {_show(value, request.dtype)}, promises {got}"
+            if not _matches(name.rpartition(".")[2], value, promise, dtype):
+                yield Unmet(f"{section}.{name}", _show(value, dtype), _show(promise, dtype))
 
 
 def _matches(field: str, required: Value, promise: Value, dtype: str) -> bool:

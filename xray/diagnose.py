@@ -137,14 +137,15 @@ def _behaviour(case: Case) -> Finding | None:
         return None
     row, position = flip.flips[0]
     finding = Finding(
-        failure_class=None,
+        failure_class="RANKING_DIVERGENCE",
         checkpoint_id="logits",
         segment=flip.segment,
         because=(
             f"the first token differs at row {row}, position {position} of forward "
             f"{flip.segment}, with every tensor inside its budget",
         ),
-        question="whether the two largest logits are a tie within the budget",
+        question="whether the two largest logits are a tie within the budget, or an edge that no "
+        "capture shows differs",
     )
     case.stage("behaviour", finding, checked, "first token at every position")
     return finding

@@ -8,7 +8,11 @@ from cke.xray.classes import CLASSES, FailureClass, Owner
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong, where, and why we believe it; `failure_class` None is an open question."""
+    """What is wrong, where, and why we believe it.
+
+    `failure_class` None is an open question. So is the owner of a first token that differs while
+    every tensor is inside its budget.
+    """
 
     failure_class: str | None
     because: tuple[str, ...]
@@ -32,3 +36,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def row(self) -> FailureClass | None:
         """The row of the class table."""
         return None if self.failure_class is None else CLASSES[self.failure_class]
+
+    @property
+    def open(self) -> bool:
+        """Whether a further capture has to say who owns it."""
+        ranking = self.failure_class == "RANKING_DIVERGENCE" and self.owner is None
+        return self.failure_class is None or ranking
+
+    @property
+    def fix_owner(self) -> Owner | None:
+        """The one owner, None while the question is open."""
+        return None if self.row is None or self.open else self.row.owner(self.owner)

@@ -6,13 +6,13 @@ the oracle are its own: nothing on its side is read from the subject (XRAY-8).
 
 from collections.abc import Iterator
 
-from cke.kernel_registry.resolve import contract_of
 from cke.runtime.records import RUN_TO_WIRE, split_id
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Body, Record, Segment
 from cke.xray.diff import layout_fault
 from cke.xray.finding import Finding
 from cke.xray.profile import profile_entry
+from cke.xray.registry import registry_fault
 
 SPECIAL = 3
 
@@ -156,49 +156,6 @@ def _strides(subject: Body, oracle: Body) -> Finding | None:
         failure_class="CACHE_STATE_METADATA_MISMATCH",
         because=(f"the caches of layout `{mine.layout_id}` have other strides",),
     )
-
-
-def registry_fault(manifest: Manifest) -> Finding | None:
-    """Return where call IR, resolutions and registry disagree on the kernel of an op."""
-    chosen = {
-        (item.phase, item.function, op): item for item in manifest.resolutions for op in item.ops
-    }
-    for program in manifest.calls.programs:
-        for function in program.functions:
-            for call in function.calls:
-                for member in call.members:
-                    resolved = chosen.get((program.phase, function.name, member.op))
-                    if resolved is None or resolved.kernel_id != call.kernel_id:
-                        was = "nothing" if resolved is None else f"`{resolved.kernel_id}`"
-                        return _kernel(
-                            call.kernel_id,
-                            member.op,
-                            f"call IR of {program.phase} runs `{call.kernel_id}` for `{member.op}` "
-                            f"of `{function.name}`, and {was} was resolved",
-                            "KERNEL_BINDING_MISMATCH",
-                        )
-                contract = contract_of(call.kernel_id)
-                if contract.function != call.function:
-                    return _kernel(
-                        call.kernel_id,
-                        call.id,
-                        f"call IR calls `{call.function}`, the contract of `{call.kernel_id}` "
-                        f"declares `{contract.function}`",
-                        "KERNEL_BINDING_MISMATCH",
-                    )
-                if contract.contract_id != call.contract_id:
-                    return _kernel(
-                        call.kernel_id,
-                        call.id,
-                        f"call IR was resolved under contract `{call.contract_id}`, the registry "
-                        f"now has `{contract.contract_id}`",
-                        "NUMERICAL_CONTRACT_MISMATCH",
-                    )
-    return None
-
-
-def _kernel(kernel_id: str, op: str, text: str, name: str) -> Finding:
-    return Finding(failure_class=name, op=op, kernel_id=kernel_id, because=(text,))
 
 
 def declared_fault(

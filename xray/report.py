@@ -72,7 +72,7 @@ def _status(finding: Finding | None, rows: list[Row]) -> Any:
     if finding is None:
         return "complete" if rows else "incomplete"
     row = finding.row
-    if row is None:
+    if row is None or finding.open:
         return "incomplete"
     if row.name in ("CAPTURE_NOT_NEUTRAL", "RUNTIME_NOT_REPEATABLE"):
         return "rejected"
@@ -113,7 +113,7 @@ def _divergence(case: Case, finding: Finding, rows: list[Row]) -> Divergence:
         source=finding.source,
         failure_class=finding.failure_class,
         stage=stage,
-        fix_owner=None if row is None else row.owner(finding.owner),
+        fix_owner=finding.fix_owner,
         recommended_action=None if row is None else row.action,
         because=finding.because,
         metrics=finding.metrics,
@@ -138,7 +138,7 @@ def _last_passing(case: Case, finding: Finding, rows: list[Row]) -> str | None:
 
 
 def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
-    if finding is None or finding.failure_class is not None:
+    if finding is None or not finding.open:
         return None
     other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
     command = reproduce.replace(f"--oracle {case.oracle.name}", f"--oracle {other}")
@@ -210,10 +210,9 @@ def _scope(case: Case) -> dict[str, Any]:
 
 
 def _policy(finding: Finding | None) -> dict[str, str]:
-    row = None if finding is None else finding.row
-    if finding is None or row is None:
+    owner = None if finding is None else finding.fix_owner
+    if owner is None:
         return {}
-    owner = row.owner(finding.owner)
     return {"owner": owner, "where": ARCHITECTURE_POLICY[owner]}
 
 

@@ -58,7 +58,7 @@ def headline(report: Diagnosis) -> str:
         )
     if report.status == "rejected":
         return f"{where} is no evidence.\nThe captures were rejected: there is no verdict."
-    open_cause = "" if found.failure_class is not None else "; its cause is open"
+    open_cause = "" if found.fix_owner is not None else "; its cause is open"
     return f"{where} is the first edge that differs from {other}{open_cause}.\n{_state(report)}"
 
 

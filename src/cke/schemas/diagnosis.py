@@ -66,7 +66,8 @@ class Counterfactual(Node, frozen=True):
 class Divergence(Node, frozen=True):
     """The first divergent edge, and the finding about it.
 
-    `failure_class`, `fix_owner` and `recommended_action` are None only in an incomplete report.
+    `failure_class`, `fix_owner` and `recommended_action` are None only in an incomplete report;
+    a first token that differs with every tensor inside its budget has a class and no owner yet.
     `source` is the circuit line of the op. `confirmed_by` is the one change that closes the gap.
     """
 

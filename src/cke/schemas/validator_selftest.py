@@ -16,7 +16,10 @@ Status = Literal["pass", "fail", "incomplete"]
 
 
 class Expected(Node, frozen=True):
-    """What a fault must give, as the catalogue states it; all None for a control."""
+    """What a fault must give, as the catalogue states it; all None for a control.
+
+    A fault without an owner has to leave it open.
+    """
 
     checkpoint_id: str | None
     failure_class: str | None
