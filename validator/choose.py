@@ -17,17 +17,13 @@ def light_cases(entries: Iterable[Entry]) -> tuple[Case, ...]:
         Case(entry, entry.families[0], entry.requests[0], entry.dtypes[0], entry.oracles[0], size)
         for entry in entries
         if entry.light
-        for size in _sizes(entry)
+        for size in entry.variants
     )
 
 
 def nightly_cases(entries: Iterable[Entry], seed: int = SEED) -> tuple[Case, ...]:
     """Return cases in which every pair of values of two dimensions of an entry meets once."""
     return tuple(case for entry in entries for case in _pairwise(entry, random.Random(seed)))
-
-
-def _sizes(entry: Entry) -> tuple[str | None, ...]:
-    return tuple(entry.sizes) or (None,)
 
 
 def _pairwise(entry: Entry, generator: random.Random) -> list[Case]:
@@ -37,7 +33,7 @@ def _pairwise(entry: Entry, generator: random.Random) -> list[Case]:
         entry.requests,
         entry.dtypes,
         entry.oracles,
-        _sizes(entry),
+        entry.variants,
     ]
     every = list(itertools.product(*dimensions))
     generator.shuffle(every)

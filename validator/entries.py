@@ -13,7 +13,7 @@ import msgspec
 
 from cke.errors import CkeError, Diagnostic
 from cke.schemas.validator_selftest import Expected, Kind
-from cke.xray.classes import CLASSES
+from cke.xray.classes import CLASSES, FailureClass
 
 Place = Literal[
     "none",
@@ -39,7 +39,9 @@ class Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `text` replaces `old` by `new` in a file of a copied package tree. `trace` changes the JSON at
     `path` of a recorded oracle (in the record of checkpoint `record`, when given). `tensor`
-    changes the weights file that one `side` loads. `ask` changes an argument of the request.
+    changes the weights file that one `side` loads. `ask` changes an argument of the request:
+    `segments`, `join` (the first step is prefilled), `explicit` (tokens are given with a trace),
+    `second` (an oracle whose report is cited).
     """
 
     kind: Literal["text", "trace", "tensor", "ask"]
@@ -48,17 +50,20 @@ class Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new: str = ""
     path: tuple[str | int, ...] = ()
     record: str = ""
-    operation: Literal["set", "add", "remove", "scale", "swap"] = "set"
+    operation: Literal["set", "add", "remove", "scale", "swap", "tie"] = "set"
     value: Any = None
     side: Literal["subject", "oracle"] = "subject"
     tensor: str = ""
 
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be found, in the families named, or in all; no checkpoint where none is due."""
+    """What must be found, in the families named, or in all; no checkpoint where none is due.
+
+    Without an owner the finding has to leave it open.
+    """
 
     failure_class: str = msgspec.field(name="class")
-    owner: str
+    owner: str | None = None
     checkpoint: str | None = None
     families: tuple[str, ...] = ()
 
@@ -66,7 +71,8 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the catalogue; `sizes` gives a text for `{x}` in the mutations, by size.
 
-    The size `below` is a control: a change that no budget can tell from rounding.
+    The size `below` is a control: a change that no budget can tell from rounding. A double fault
+    is run again with the mutations of `fix` taken back, as size `fixed`; `then` must be found.
     """
 
     id: str
@@ -81,7 +87,14 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutations: tuple[Mutation, ...] = ()
     expected: tuple[Expectation, ...] = ()
     sizes: dict[Literal["gross", "moderate", "above", "below"], str] = {}
+    fix: tuple[int, ...] = ()
+    then: tuple[Expectation, ...] = ()
     light: bool = False
+
+    @property
+    def variants(self) -> tuple[str | None, ...]:
+        """The sizes; of a double fault, both faults and the later one alone."""
+        return tuple(self.sizes) or ((None, "fixed") if self.then else (None,))
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -110,7 +123,8 @@ class Case(msgspec.Struct, frozen=True):
         """What must be found; nothing for a control."""
         if self.kind != "fault":
             return Expected(checkpoint_id=None, failure_class=None, fix_owner=None)
-        row = next(e for e in self.entry.expected if not e.families or self.family in e.families)
+        rows = self.entry.then if self.size == "fixed" else self.entry.expected
+        row = next(e for e in rows if not e.families or self.family in e.families)
         return Expected(
             checkpoint_id=row.checkpoint, failure_class=row.failure_class, fix_owner=row.owner
         )
@@ -120,6 +134,9 @@ class Case(msgspec.Struct, frozen=True):
         """The changes, with the size written in."""
         if self.size is None:
             return self.entry.mutations
+        if self.size == "fixed":
+            left = (i for i in range(len(self.entry.mutations)) if i not in self.entry.fix)
+            return tuple(self.entry.mutations[i] for i in left)
         text = self.entry.sizes[self.size]  # type: ignore[index]
         return tuple(
             msgspec.structs.replace(item, new=item.new.replace("{x}", text))
@@ -164,9 +181,11 @@ def _check(name: str, entry: Entry, before: set[str]) -> None:
         raise _bad(name, f"`{entry.id}` is defined twice")
     if entry.kind == "fault" and not (entry.mutations and entry.expected):
         raise _bad(name, f"`{entry.id}` expects mutations and what they must give")
-    for row in entry.expected:
+    if bool(entry.fix) != bool(entry.then):
+        raise _bad(name, f"`{entry.id}` expects `fix` and `then` together")
+    for row in (*entry.expected, *entry.then):
         known = CLASSES.get(row.failure_class)
-        if known is None or row.owner not in known.owners:
+        if known is None or row.owner not in _owners(known):
             raise _bad(
                 name, f"`{entry.id}` expects {row.failure_class} of {row.owner}, which is no row"
             )
@@ -175,6 +194,11 @@ def _check(name: str, entry: Entry, before: set[str]) -> None:
             not row.families or family in row.families for row in entry.expected
         ):
             raise _bad(name, f"`{entry.id}` says nothing of what `{family}` must give")
+
+
+def _owners(known: FailureClass) -> tuple[str | None, ...]:
+    """Return who may own a class; that of a first token alone may stay open."""
+    return (*known.owners, None) if known.stage == "behaviour" else known.owners
 
 
 def _bad(name: str, message: str) -> CkeError:

@@ -76,20 +76,24 @@ def edited(text: str, item: Mutation) -> str:
 
 def _tensors(case: Case, model: Path, scratch: Path, arguments: dict[str, Any]) -> None:
     changes = [item for item in case.mutations if item.kind == "tensor"]
-    if not changes:
-        return
-    copy = scratch / "model"
-    shutil.copytree(model, copy)
-    for item in changes:
-        _change_tensor(copy / "model.safetensors", item)
-    if changes[0].side == "subject":
-        arguments["model"], arguments["oracle_model"] = str(copy), str(model)
-    else:
-        arguments["oracle_model"] = str(copy)
+    if changes:
+        arguments["oracle_model"] = str(model)
+    for side, argument in (("subject", "model"), ("oracle", "oracle_model")):
+        own = [item for item in changes if item.side == side]
+        if not own:
+            continue
+        copy = scratch / f"model-{len(list(scratch.glob('model-*')))}"
+        shutil.copytree(model, copy)
+        for item in own:
+            _change_tensor(copy / "model.safetensors", item)
+        arguments[argument] = str(copy)
 
 
 def _change_tensor(file: Path, item: Mutation) -> None:
-    """Scale the values of a tensor, or exchange the halves of its rows, in place."""
+    """Scale the values of a tensor, exchange the halves of its rows, or tie rows, in place.
+
+    `tie` makes every odd row the row before it, times a number.
+    """
     data = bytearray(file.read_bytes())
     length = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + length])[item.tensor]
@@ -99,6 +103,9 @@ def _change_tensor(file: Path, item: Mutation) -> None:
     values = np.frombuffer(bytes(data[start:stop]), "<f4").reshape(entry["shape"])
     if item.operation == "scale":
         changed = (values.astype(np.float64) * float(item.new)).astype("<f4")
+    elif item.operation == "tie":
+        changed = values.copy()
+        changed[1::2] = (values[::2].astype(np.float64) * float(item.new)).astype("<f4")
     else:
         changed = np.roll(values, values.shape[0] // 2, axis=0)
     data[start:stop] = changed.tobytes()
@@ -110,13 +117,15 @@ def _oracle(
 ) -> None:
     name, _, kind = case.oracle.partition(".")
     arguments["oracle"] = name
+    asked = {item.path[0]: item.value for item in case.mutations if item.kind == "ask"}
+    if "second" in asked:
+        arguments["second"] = asked["second"]
     if kind != "trace":
         return
     folder = scratch / "oracle"
     request = {key: arguments[key] for key in ("tokens", "segments", "forced", "dtype")}
     shutil.copytree(recorded(model, {**request, "oracle": name}), folder)
     arguments["oracle"] = str(folder)
-    asked = {item.path[0]: item.value for item in case.mutations if item.kind == "ask"}
     changes = [item for item in case.mutations if item.kind == "trace"]
     if changes:
         _change_trace(folder / DOCUMENT, changes)

@@ -46,9 +46,16 @@ def found_in(report: Diagnosis) -> Found:
 
 
 def _verdicts(fault: bool, expected: Expected, found: Found | None) -> dict[str, Any]:
-    """Return every verdict about an outcome; nothing is right without a report."""
+    """Return every verdict about an outcome; nothing is right without a report.
+
+    A finding whose owner is open states nothing, unless open is what it has to be.
+    """
     clean = found is not None and found.status == "complete" and found.verdict == "pass_within_gate"
-    stated = found is not None and found.failure_class is not None
+    stated = (
+        found is not None
+        and found.failure_class is not None
+        and (found.fix_owner is not None or expected.fix_owner is None)
+    )
     class_right = stated and found is not None and found.failure_class == expected.failure_class
     owner_right = stated and found is not None and found.fix_owner == expected.fix_owner
     return {

@@ -163,6 +163,6 @@ def run_case(bench: Bench, worker: Worker, case: Case) -> Kept:
         found = msgspec.json.decode(report.read_bytes(), type=Diagnosis)
     kept = Kept(key=bench.key(case), outcome=judge(case, found, failed), seconds=seconds)
     write_atomically(folder / "outcome.json", msgspec.json.encode(kept))
-    for name in ("scratch", "out"):
+    for name in ("scratch", "out", "second"):
         shutil.rmtree(folder / name, ignore_errors=True)
     return kept

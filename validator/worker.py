@@ -77,14 +77,20 @@ def _child(task: dict[str, Any]) -> None:
 
 
 def _xray(arguments: dict[str, Any]) -> None:
-    """Diagnose as `cke.xray(...)` does, and write the report."""
+    """Diagnose as `cke.xray(...)` does, after a second oracle if one is named; write the report."""
     report = Path(arguments.pop("report"))
     for name in ("tokens", "forced"):
         if name in arguments:
             arguments[name] = tuple(map(tuple, arguments[name]))
     if "segments" in arguments:
         arguments["segments"] = tuple(arguments["segments"])
-    found = importlib.import_module("cke.api.diagnosis").xray(arguments.pop("model"), **arguments)
+    api = importlib.import_module("cke.api.diagnosis")
+    model, other = arguments.pop("model"), arguments.pop("second", None)
+    if other is not None:
+        folder = report.with_name("second")
+        api.xray(model, **{**arguments, "oracle": other, "out": folder})
+        arguments["second"] = api.read_second(folder / "report.json")
+    found = api.xray(model, **arguments)
     encode = importlib.import_module("msgspec").json.encode
     report.write_bytes(encode(found))
 

@@ -1,11 +1,13 @@
 """The catalogue: every entry can be injected as it stands, and says what it must give."""
 
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cke.errors import CkeError
-from cke.validator.entries import Case, Entry, read_catalogue
+from cke.validator.entries import Case, Entry, Expectation, read_catalogue
 from cke.validator.inject import PACKAGE, edited
 from cke.validator.models import TINY_MODELS
 from cke.validator.requests import REQUESTS
@@ -13,12 +15,8 @@ from cke.validator.sabotage import read_sabotages
 from cke.xray.classes import CLASSES, OWNERS
 
 CATALOGUE = read_catalogue()
-OPEN = {
-    "REDUCTION_CONTRACT_MISMATCH",
-    "REFERENCE_DEFECT",
-    "RANKING_DIVERGENCE",
-}
-"""Classes that no entry stands for yet."""
+FAULTS, FAMILIES = 3, 2
+"""Each class and each owner is hit by so many entries, in so many families, at least."""
 
 ENTRY = """
 [[fault]]
@@ -33,7 +31,7 @@ expected = [{ class = "POSITION_CONTRACT_MISMATCH", owner = "%s" }]
 
 
 def _cases(entry: Entry) -> list[Case]:
-    size = next(iter(entry.sizes), None)
+    size = entry.variants[0]
     return [Case(entry, family, "decode", "f32", "pytorch", size) for family in entry.families]
 
 
@@ -61,14 +59,47 @@ def test_every_configuration_is_known_and_its_finding_declared(entry: Entry) -> 
     for case in _cases(entry):
         fault = case.kind == "fault"
         assert (case.expected.failure_class is not None) == fault
-        assert (case.expected.fix_owner is not None) == fault
+        assert case.expected.failure_class == "RANKING_DIVERGENCE" or (
+            (case.expected.fix_owner is not None) == fault
+        )
+
+
+def _hits(name: Callable[[Expectation], str | None]) -> dict[str | None, set[tuple[str, str]]]:
+    """Return the (entry, family) pairs that expect a class or an owner."""
+    found: dict[str | None, set[tuple[str, str]]] = defaultdict(set)
+    for entry in CATALOGUE:
+        if entry.kind == "fault":
+            for row in (*entry.expected, *entry.then):
+                found[name(row)] |= {
+                    (entry.id, family) for family in row.families or entry.families
+                }
+    return found
 
 
 @pytest.mark.contract("XRAY-31")
-def test_every_class_and_owner_has_a_fault() -> None:
-    rows = [row for entry in CATALOGUE for row in entry.expected]
-    assert set(CLASSES) - {row.failure_class for row in rows} == OPEN
-    assert {row.owner for row in rows} == set(OWNERS)
+def test_every_class_and_owner_is_hit_by_several_faults_in_several_families() -> None:
+    for names, hits in (
+        (CLASSES, _hits(lambda row: row.failure_class)),
+        (OWNERS, _hits(lambda row: row.owner)),
+    ):
+        for name in names:
+            assert len({entry for entry, _ in hits[name]}) >= FAULTS, name
+            assert len({family for _, family in hits[name]}) >= FAMILIES, name
+
+
+@pytest.mark.contract("XRAY-31")
+def test_a_first_token_alone_leaves_its_owner_open() -> None:
+    rows = [row for entry in CATALOGUE for row in (*entry.expected, *entry.then)]
+    assert {row.failure_class for row in rows if row.owner is None} == {"RANKING_DIVERGENCE"}
+
+
+def test_a_double_fault_runs_again_with_its_earlier_one_fixed() -> None:
+    entry = next(item for item in CATALOGUE if item.id == "kernel-and-circuit")
+    both, fixed = (Case(entry, "llama", "decode", "f32", "pytorch", v) for v in entry.variants)
+    assert both.mutations == entry.mutations
+    assert fixed.mutations == entry.mutations[:1]
+    assert (both.expected.fix_owner, fixed.expected.fix_owner) == ("circuit", "kernel")
+    assert fixed.id == "kernel-and-circuit.fixed.llama.decode.f32.pytorch"
 
 
 def test_sizes_hold_a_control_below_the_budget() -> None:

@@ -104,6 +104,15 @@ def test_every_kind_of_bad_outcome_turns_the_score_red(bad: Outcome, kind: str) 
     assert body.reasons
 
 
+def test_a_finding_whose_owner_is_open_states_nothing_unless_it_has_to_be_open() -> None:
+    found = changed(status="incomplete", failure_class="RANKING_DIVERGENCE", fix_owner=None)
+    assert kind_of(outcome("tie", found)) == "declined"
+    expected = msgspec.structs.replace(EXPECTED, failure_class="RANKING_DIVERGENCE", fix_owner=None)
+    assert _verdicts(True, expected, found)["owner_right"]
+    owned = msgspec.structs.replace(found, fix_owner="kernel")
+    assert _verdicts(True, expected, owned)["wrong"]
+
+
 def test_a_case_without_outcome_or_a_run_without_controls_is_incomplete() -> None:
     assert board(GOOD, SILENT, missing=("later",)).status == "incomplete"
     assert board(GOOD).status == "incomplete"
