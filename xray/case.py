@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.diagnosis import Round, Stage
 from cke.schemas.numerical_report import Ranking, Report, Row
+from cke.schemas.trace import Body
 from cke.xray.diff import OVER, diff_traces
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph, graph_of
@@ -45,6 +47,8 @@ class Case:
         self.banner = ""
         self.stages: dict[str, Stage] = {}
         self.report: Report | None = None
+        self.bodies: tuple[Body, Body] | None = None
+        self.replayed: TraceFolder | None = None
 
     def stage(self, name: Any, finding: Finding | None, checked: int, detail: str) -> bool:
         """Note how a stage ended; return whether it found something."""
@@ -64,6 +68,7 @@ class Case:
         mine = self.subject.capture(asked, self.folder / f"round-{number}" / "subject")
         theirs = self.oracle.capture(asked, self.folder / f"round-{number}" / "oracle")
         left, right = mine.trace.body, theirs.trace.body
+        self.bodies = self.bodies or (left, right)
         self.rounds.append(
             Round(
                 purpose=purpose,
@@ -91,6 +96,20 @@ class Case:
         self.pairs.append((mine, theirs))
         self._measure(diff_traces(mine, theirs))
         return None
+
+    def replay_decode(self) -> None:
+        """Run the subject once more, its decode steps as columns of one prefill."""
+        steps = zip(*self.request.forced, strict=True)
+        rows = zip(self.request.tokens, steps, strict=True)
+        asked = msgspec.structs.replace(
+            self.request,
+            tokens=tuple(row + tuple(given) for row, given in rows),
+            segments=(),
+            forced=(),
+            edges=frozenset({"logits"}),
+        )
+        self.say("a full replay of the decode steps")
+        self.replayed = self.subject.capture(asked, self.folder / "replay" / "subject")
 
     def _weights(self) -> Finding | None:
         oracle = self.oracle.weights()

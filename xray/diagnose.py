@@ -4,6 +4,7 @@ A finding in one stage stops the later ones. Captures are asked for in rounds: a
 the edges of the first failing block, then, while nothing local explains it, of the blocks above.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,8 @@ from cke.xray.plan import block_edges, remaining, sparse_edges
 from cke.xray.report import report_of
 from cke.xray.sides import OracleSide, SubjectSide
 
+Then = Callable[[Case, Diagnosis], Diagnosis]
+
 
 def diagnose(
     subject: SubjectSide,
@@ -32,9 +35,15 @@ def diagnose(
     reproduce: str,
     second: Diagnosis | None = None,
     second_sha256: str | None = None,
+    persistent: bool = False,
+    then: Then = lambda case, report: report,
     say: Say = lambda text: None,
 ) -> Diagnosis:
-    """Return the diagnosis; captures are written under `folder`, round by round."""
+    """Return the diagnosis; captures are written under `folder`, round by round.
+
+    `persistent` runs the decode steps of the subject once more as one prefill, for the ranking.
+    `then` is given the case that has ended with its report, and returns what is to be reported.
+    """
     case = Case(subject, oracle, request, folder, say)
     finding = declared_fault(
         subject.manifest, subject.dtype, oracle.name, oracle.dtype, oracle.weight_dtypes
@@ -45,7 +54,9 @@ def diagnose(
         finding = _run(case)
     if finding is not None and second is not None:
         finding = _with_second(finding, second)
-    return report_of(case, finding, reproduce, second, second_sha256)
+    if persistent and case.pairs and request.forced:
+        case.replay_decode()
+    return then(case, report_of(case, finding, reproduce, second, second_sha256))
 
 
 def _run(case: Case) -> Finding | None:
@@ -142,7 +153,7 @@ def _behaviour(case: Case) -> Finding | None:
         segment=flip.segment,
         because=(
             f"the first token differs at row {row}, position {position} of forward "
-            f"{flip.segment}, with every tensor inside its budget",
+            f"{flip.segment}, with every tensor inside its budget: no edge owns it yet",
         ),
         question="whether the two largest logits are a tie within the budget, or an edge that no "
         "capture shows differs",

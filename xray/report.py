@@ -10,6 +10,7 @@ from cke.xray.classes import ARCHITECTURE_POLICY, POLICY, STAGES
 from cke.xray.diff import OVER, curve
 from cke.xray.finding import Finding
 from cke.xray.graph import Site
+from cke.xray.rows import circuit_rows, first_material, forwards_of
 
 
 def report_of(
@@ -65,6 +66,10 @@ def report_of(
         architecture_policy={"rule": POLICY, **_policy(finding)},
         fix_progression=_progression(finding, rows),
         reproduce=reproduce,
+        first_material=first_material(case, rows),
+        forwards=forwards_of(case),
+        circuit=circuit_rows(case, rows),
+        providers=case.subject.manifest.resolutions,
     )
 
 
@@ -141,6 +146,8 @@ def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
     if finding is None or not finding.open:
         return None
     other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
+    if finding.failure_class == "RANKING_DIVERGENCE" and case.oracle.name != "reference":
+        other = "reference"
     command = reproduce.replace(f"--oracle {case.oracle.name}", f"--oracle {other}")
     return Probe(command=command, question=finding.question or "which side is right")
 

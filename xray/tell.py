@@ -58,6 +58,11 @@ def headline(report: Diagnosis) -> str:
         )
     if report.status == "rejected":
         return f"{where} is no evidence.\nThe captures were rejected: there is no verdict."
+    if found.failure_class == "RANKING_DIVERGENCE" and found.fix_owner is None:
+        return (
+            f"The first token is not {other}'s, with every edge inside its budget; "
+            f"its cause is open.\n{_state(report)}"
+        )
     open_cause = "" if found.fix_owner is not None else "; its cause is open"
     return f"{where} is the first edge that differs from {other}{open_cause}.\n{_state(report)}"
 

@@ -139,6 +139,9 @@ def _further(report: Diagnosis) -> Iterable[str]:
             f"- Second oracle: {second.get('oracle')} says {second.get('verdict')}, report "
             f"`{second.get('sha256')}`"
         )
+    if report.companions:
+        files = ", ".join(f"`{item.file}` (`{item.schema}`)" for item in report.companions)
+        yield f"- Beside this report: {files}"
     for number, asked in enumerate(report.rounds, 1):
         yield (
             f"- Round {number}: {asked.purpose}; {asked.subject_tensors} tensors of the subject, "

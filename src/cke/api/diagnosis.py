@@ -12,6 +12,7 @@ import numpy as np
 
 from cke.api.build import built_package
 from cke.api.circuit_patch import with_patch
+from cke.api.companions import with_companions
 from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
@@ -154,6 +155,7 @@ def xray(
     oracle_model: str | Path | None = None,
     second: tuple[Diagnosis, str] | None = None,
     reproduce: str | None = None,
+    persistent: bool = False,
     say: Any = lambda text: None,
 ) -> Diagnosis:
     """Diagnose a model against one pinned oracle; report and captures are written under `out`.
@@ -161,6 +163,7 @@ def xray(
     `oracle` is `pytorch`, `llamacpp`, `reference`, or a trace folder. `tokens` are rows of IDs;
     without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
     loads, when that is not the subject's own files. `second` is an earlier report with its sha256.
+    `persistent` also compares the decode steps with a full replay of them.
     """
     loaded = model if isinstance(model, Model) else load(model, circuit, dtype)
     path = Path(str(model)) if not isinstance(model, Model) else loaded.files.path
@@ -195,6 +198,8 @@ def xray(
         reproduce=reproduce or f"cke xray --model {path} --oracle {oracle} --out {out}",
         second=None if second is None else second[0],
         second_sha256=None if second is None else second[1],
+        persistent=persistent,
+        then=lambda case, report: with_companions(case, report, Path(out)),
         say=say,
     )
     report = with_folder(report, circuit)

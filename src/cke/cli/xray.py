@@ -26,6 +26,7 @@ FLAGS = (
     "steps",
     "segments",
     "dtype",
+    "persistent",
     "out",
 )
 """Flags of a diagnosis, in the order of the command that reproduces it."""
@@ -45,6 +46,7 @@ def xray(
     steps: str = "",
     segments: str = "",
     dtype: str = "float32",
+    persistent: bool = False,
     since: Path | None = None,
     replay: Path | None = None,
     format: Format = "human",
@@ -69,6 +71,7 @@ def xray(
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
     segments: end columns of the prefill forwards, for a chunked prefill.
     dtype: float32 or bfloat16.
+    persistent: also compare the decode steps with a full replay of all that came before.
     since: the report.json of an earlier run: run it again, flags not given taken from it, and say
         whether the first divergence moved later, stayed or is gone.
     replay: a bundle: judge its op again, without the model.
@@ -141,9 +144,12 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the flags of an earlier command that were not given now."""
     words = shlex.split(command)[2:]
     found: dict[str, Any] = {}
+    if "--persistent" in words:
+        words.remove("--persistent")
+        found["persistent"] = True
     for flag, value in zip(words[::2], words[1::2], strict=False):
         name = flag.removeprefix("--").replace("-", "_")
-        if name in FLAGS and given[name] in (None, "", "float32"):
+        if name in FLAGS and given.get(name) in (None, "", "float32"):
             path = name in ("model", "oracle_model", "second_report", "out")
             found[name] = Path(value) if path else value
     if given["tokens"] or given["prompt"]:
@@ -178,6 +184,7 @@ def diagnosed(given: dict[str, Any]) -> "Diagnosis":
         forced=request.forced,
         segments=request.segments,
         oracle_model=given["oracle_model"],
+        persistent=given["persistent"],
         second=earlier,
         reproduce=command_of(given),
         say=progress,
@@ -217,9 +224,10 @@ def command_of(given: dict[str, Any]) -> str:
     words = ["cke", "xray"]
     for name in FLAGS:
         value = given[name]
-        if value is None or value == "" or (name, value) == ("dtype", "float32"):
+        if value in (None, "", False) or (name, value) == ("dtype", "float32"):
             continue
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
     return shlex.join(words)
 
 

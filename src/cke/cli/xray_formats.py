@@ -20,6 +20,12 @@ def rule_of(report: Diagnosis) -> str | None:
     return found.failure_class or OPEN
 
 
+def is_proven(report: Diagnosis) -> bool:
+    """Return whether a finding names its owner; an open question does not."""
+    found = report.first_divergence
+    return found is not None and found.fix_owner is not None
+
+
 def message_of(report: Diagnosis) -> str:
     """Return the finding in a few sentences, for a place that shows no table."""
     found = report.first_divergence
@@ -59,7 +65,7 @@ def github(report: Diagnosis) -> str:
     if at is not None:
         file, line, column = at
         fields = [f"file={escape_property(file)}", f"line={line}", f"col={column}", *fields]
-    level = "warning" if rule in (OPEN, NO_EVIDENCE) else "error"
+    level = "error" if is_proven(report) else "warning"
     return f"::{level} {','.join(fields)}::{message}"
 
 
@@ -73,7 +79,7 @@ def junit(report: Diagnosis) -> str:
     counts = {"failure": 0, "error": 0, "skipped": 0}
     if rule is not None:
         # an open question is no failure of the subject that was proven
-        kind = "error" if rule in (OPEN, NO_EVIDENCE) else "failure"
+        kind = "failure" if is_proven(report) else "error"
         first = headline(report).split("\n")[0]
         node = ElementTree.SubElement(finding, kind, type=rule, message=first)
         node.text = human(report)
@@ -118,7 +124,7 @@ def _result(report: Diagnosis, rule: str, found: Divergence | None) -> dict[str,
     result: dict[str, Any] = {
         "ruleId": rule,
         "ruleIndex": 0,
-        "level": "warning" if rule in (OPEN, NO_EVIDENCE) else "error",
+        "level": "error" if is_proven(report) else "warning",
         "message": {"text": message_of(report)},
     }
     location: dict[str, Any] = {}

@@ -7,6 +7,7 @@ has a finding before numbers and no verdict. An incomplete one names the probe t
 from typing import Literal
 
 from cke.schemas.ir import Node, Value
+from cke.schemas.manifest import Resolution
 from cke.schemas.numerical_report import Curve, Gate, Metrics, Ranking, Verdict
 
 SCHEMA = "cke.xray_orchestration_report"
@@ -137,8 +138,52 @@ class Point(Node, frozen=True):
     kernel_id: str | None
 
 
+class Forward(Node, frozen=True):
+    """One forward with the badge of its phase; `columns` counts the positions of a row."""
+
+    index: int
+    badge: Literal["PREFILL", "DECODE", "TEACHER_FORCED"]
+    columns: int
+    cache_action: str
+
+
+class CircuitRow(Node, frozen=True):
+    """One op of call IR in execution order; without a compared edge its numbers are None.
+
+    `required_contract_id` is what its provider was selected under, `resolved_contract_id` what the
+    kernel that ran declares; they differ when another kernel was loaded. `stops` are the points of
+    its results; errors are the largest of these, `exact_ratio` the least.
+    """
+
+    phase: str
+    step: str
+    layer: int | None
+    op: str
+    operator: str
+    function: str
+    kernel_id: str
+    required_contract_id: str
+    resolved_contract_id: str | None
+    stops: tuple[int, ...]
+    max_abs: float | None
+    rmse: float | None
+    exact_ratio: float | None
+
+
+class Companion(Node, frozen=True):
+    """A report beside this one: its schema, its file in the run directory, and its digest."""
+
+    schema: str
+    file: str
+    body_sha256: str
+
+
 class Diagnosis(Node, frozen=True):
-    """The report of one subject against one pinned oracle."""
+    """The report of one subject against one pinned oracle.
+
+    `first_material` is the stop of the logits whose first token flips. `circuit` has a row for
+    every op, `providers` the selection behind it with every rejection.
+    """
 
     status: Status
     verdict: Verdict | None
@@ -162,6 +207,11 @@ class Diagnosis(Node, frozen=True):
     architecture_policy: dict[str, str]
     fix_progression: tuple[str, ...]
     reproduce: str
+    first_material: int | None = None
+    forwards: tuple[Forward, ...] = ()
+    circuit: tuple[CircuitRow, ...] = ()
+    providers: tuple[Resolution, ...] = ()
+    companions: tuple[Companion, ...] = ()
 
 
 class Document(Node, frozen=True):

@@ -18,6 +18,7 @@ from cke.schemas.attention_packet import (
     RunEvidence,
     Snapshot,
 )
+from cke.schemas.attention_sensitivity import Document as SensitivityDocument
 from cke.schemas.capture_neutrality import Study
 from cke.schemas.decode_trace import DecodeTrace
 from cke.schemas.diagnosis import Document as DiagnosisDocument
@@ -33,8 +34,11 @@ from cke.schemas.manifest import Manifest
 from cke.schemas.numerical_report import Document
 from cke.schemas.oracle_mapping import OracleMapping
 from cke.schemas.probe import ProbePacket
+from cke.schemas.provider_gate import Document as ProviderGateDocument
+from cke.schemas.ranking_report import Document as RankingDocument
 from cke.schemas.run_report import PrefixBinding, RunReport
 from cke.schemas.snapshot import RunSnapshot
+from cke.schemas.state_report import Document as StateDocument
 from cke.schemas.trace import Trace
 from cke.schemas.validator_selftest import Document as SelftestDocument
 from cke.schemas.verification_report import VerificationReport
@@ -45,7 +49,11 @@ FORMATS: dict[str, type[msgspec.Struct]] = {
     "cke.xray_probe_packet": ProbePacket,
     "cke.checkpoint_manifest.v1": Manifest,
     "cke.incoming-kv-mirror.v1": Mirror,
+    "cke.xray_attention_sensitivity": SensitivityDocument,
+    "cke.xray_execution_state_report": StateDocument,
+    "cke.xray_monotonic_provider_gate": ProviderGateDocument,
     "cke.xray_orchestration_report.v1": DiagnosisDocument,
+    "cke.xray_ranking_report": RankingDocument,
     "cke.xray_validator_selftest.v1": SelftestDocument,
     "cke.packet-measurement.v1": PacketMeasurement,
     "cke.packet-run-evidence.v1": RunEvidence,
