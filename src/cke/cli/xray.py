@@ -223,7 +223,7 @@ def command_of(given: dict[str, Any]) -> str:
     """Return the command that gives the same diagnosis."""
     words = ["cke", "xray"]
     for name in FLAGS:
-        value = given[name]
+        value = given.get(name)
         if value in (None, "", False) or (name, value) == ("dtype", "float32"):
             continue
         words.append(f"--{name.replace('_', '-')}")
