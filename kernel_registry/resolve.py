@@ -14,6 +14,7 @@ import msgspec
 from cke.errors import CkeError, Diagnostic, Note, Span
 from cke.kernel_registry.contract_files import LIFECYCLES, KernelContract, registry
 from cke.kernel_registry.operators import OPERATORS, Operator
+from cke.kernel_registry.promotion import ranked
 from cke.schemas.ir import Contract, TensorType, Value
 from cke.schemas.manifest import Rejection, Resolution
 
@@ -48,7 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def resolve(request: Request, contracts: Sequence[KernelContract] | None = None) -> Resolution:
     """Select the one provider for a request; a CkeError lists the providers when there is none."""
-    known = registry() if contracts is None else contracts
+    known = ranked(registry()) if contracts is None else contracts
     providers = [contract for contract in known if contract.operator == request.operator]
     rejections: list[Rejection] = []
     compatible: list[KernelContract] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cke.errors.files import cache_folder
+from cke.kernel_registry.promotion import preferred
 from cke.runtime.package import MANIFEST, Package, load_package
 from cke.runtime.weights.files import ModelFiles
 from cke.schemas.model_source import ModelSource
@@ -63,6 +64,8 @@ def package_key(
         "capture": sorted(capture),
         "compiler": {name: _folder_hash(resources(name)) for name in COMPILER},
     }
+    if preferred() is not None:
+        body["preferred"] = preferred()
     return sha256(msgspec.json.encode(body, order="sorted")).hexdigest()[:32]
 
 

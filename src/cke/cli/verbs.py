@@ -87,6 +87,11 @@ VERBS: dict[str, Verb] = {
         "cke.cli.xray:app",
         "Find the first divergent edge of a model, its cause and its owner.",
     ),
+    "kernel": Verb(
+        "Evidence",
+        "cke.cli.kernel:app",
+        "Promote a candidate to the provider that is preferred.",
+    ),
     "validate": Verb(
         "Evidence",
         "cke.cli.validate:validate",

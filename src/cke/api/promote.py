@@ -1,0 +1,124 @@
+"""Promotion of a provider: a model runs under both providers, against one trace of the oracle."""
+
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cke.api.diagnosis import default_tokens
+from cke.api.evidence import oracle_trace, subject_trace
+from cke.api.model import Model, load
+from cke.errors import CkeError, Diagnostic, Note
+from cke.errors.files import write_atomically
+from cke.kernel_registry.contract_files import LIFECYCLES, KernelContract, registry
+from cke.kernel_registry.operators import OPERATORS
+from cke.kernel_registry.promotion import preferring, promoted_text
+from cke.kernel_registry.resolve import contract_of
+from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_reader import TraceFolder, read_trace
+from cke.schemas.numerical_report import Report
+from cke.schemas.provider_gate import EPSILON, SCHEMA, VERSION, Document, ProviderGate
+from cke.schemas.reading import canonical_sha256, to_json
+from cke.xray.diff import diff_traces
+from cke.xray.provider_gate import provider_gate
+
+GATE = "gate.json"
+
+
+def promote(
+    kernel: str,
+    model: Path,
+    *,
+    oracle: str,
+    out: Path,
+    circuit: str | Path | None = None,
+    dtype: str = "float32",
+    request: CaptureRequest | None = None,
+    epsilon: float = EPSILON,
+) -> ProviderGate:
+    """Return the gate of a candidate for the place of its incumbent; evidence goes to `out`."""
+    candidate = contract_of(kernel)
+    loaded = load(model, circuit, dtype)
+    incumbent = incumbent_of(candidate, loaded)
+    rows = request or CaptureRequest(tokens=default_tokens(loaded), forced=((1,),))
+    asked = _exposed(rows, candidate, loaded)
+    oracle_trace(model, oracle, asked, out / "oracle", dtype=dtype)
+    theirs = read_trace(out / "oracle")
+    before = _measured(loaded, asked, out / "incumbent", theirs, circuit)
+    with preferring(candidate.id):
+        changed = load(model, circuit, dtype)
+        after = _measured(changed, asked, out / "candidate", theirs, circuit)
+    gate = provider_gate(incumbent, candidate, before, after, epsilon)
+    write_atomically(out / GATE, to_json(document_of(gate)))
+    return gate
+
+
+def document_of(gate: ProviderGate) -> Document:
+    """Return the gate in its envelope, with the hash of its body."""
+    return Document(schema=SCHEMA, version=VERSION, body=gate, body_sha256=canonical_sha256(gate))
+
+
+def incumbent_of(candidate: KernelContract, model: Model) -> KernelContract:
+    """Return the provider whose place a candidate would take; CKE505 when there is none."""
+    if candidate.lifecycle != "candidate":
+        raise _refused(
+            f"expected a kernel in lifecycle `candidate`, got `{candidate.id}` in "
+            f"`{candidate.lifecycle}`",
+            "`cke explain kernel OPERATOR` shows the lifecycle of every provider",
+        )
+    used = {item.kernel_id for item in model.manifest.resolutions}
+    group = [
+        contract
+        for contract in registry()
+        if contract.operator == candidate.operator
+        and contract.equivalence_group == candidate.equivalence_group
+        and contract.id in used
+    ]
+    if not group:
+        raise _refused(
+            f"expected a model that runs a provider of group `{candidate.equivalence_group}`, got "
+            "one that runs none",
+            f"give a model whose circuit has `{candidate.operator}`",
+        )
+    return min(group, key=lambda item: (LIFECYCLES.index(item.lifecycle), -item.priority))
+
+
+def _refused(message: str, help_: str) -> CkeError:
+    note = Note(help_, label="help")
+    return CkeError(Diagnostic(code="CKE505", message=message, notes=(note,)))
+
+
+def _exposed(request: CaptureRequest, candidate: KernelContract, model: Model) -> CaptureRequest:
+    """Return the request without the results that the candidate does not expose."""
+    results = OPERATORS[candidate.operator].results
+    names: set[str] = set()
+    hidden: set[str] = set()
+    for item in model.manifest.checkpoints:
+        place = min(item.result, len(results) - 1)
+        other = item.operator == candidate.operator and (
+            results[place].name not in candidate.exposes
+        )
+        (hidden if other else names).add(item.checkpoint.name)
+    return msgspec.structs.replace(request, edges=frozenset(names - hidden))
+
+
+def _measured(
+    model: Model, request: CaptureRequest, out: Path, theirs: TraceFolder, circuit: Any
+) -> Report:
+    subject_trace(model, request, out, circuit=circuit)
+    return diff_traces(read_trace(out), theirs)
+
+
+def write_promotion(gate: ProviderGate) -> tuple[Path, Path]:
+    """Edit the contract of a promoted kernel, and keep its gate; return both files."""
+    assert gate.promoted, "a kernel is promoted by its gate alone"
+    folder = Path(str(resources("cke.kernel_registry")))
+    contract = folder / "contracts" / f"{gate.candidate}.toml"
+    kept = folder / "gates" / f"{gate.candidate}.json"
+    evidence = f"kernel_registry/gates/{kept.name}"
+    priority = contract_of(gate.incumbent).priority + 100
+    write_atomically(kept, to_json(document_of(gate)))
+    text = promoted_text(contract.read_text("utf-8"), priority, evidence)
+    write_atomically(contract, text.encode())
+    return contract, kept
