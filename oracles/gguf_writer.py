@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from cke.errors import CkeError, Diagnostic
+from cke.errors import CkeError, Diagnostic, Note
 from cke.oracles.base import Array
 
 ARCHITECTURES = {
@@ -30,6 +30,8 @@ ARCHITECTURES = {
 }
 ROPE_PAIRS = {"llama"}
 NORM_PLUS_ONE = {"gemma2", "gemma3"}
+LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Layers of the size that llama.cpp scales by hidden size over heads."""
 FILE_TYPES = {
     "f32": (np.dtype(np.float32), gguf.GGMLQuantizationType.F32),
     "f16": (np.dtype(np.float16), gguf.GGMLQuantizationType.F16),
@@ -52,12 +54,38 @@ def write_gguf(folder: Path, target: Path, dtype: str = "f32") -> Path:
             )
         )
     architecture = ARCHITECTURES[model_type]
+    _refuse_untold(folder, config, architecture)
     temporary = target.with_name(target.name + ".part")
     writer = gguf.GGUFWriter(temporary, architecture)
     _metadata(writer, config, architecture)
     for name, array in _tensors(folder, config, architecture):
         add_tensor(writer, name, array, dtype)
     return finish(writer, temporary, target)
+
+
+def _refuse_untold(folder: Path, config: dict[str, Any], architecture: str) -> None:
+    """Raise CKE713 for a value that llama.cpp fixes in its code and a file cannot change."""
+    if architecture in NORM_PLUS_ONE:
+        heads, width = config["num_attention_heads"], config["head_dim"]
+        if config["num_hidden_layers"] == LARGEST[architecture]:
+            width = config["hidden_size"] // heads
+        fixed = ("query_pre_attn_scalar", config["query_pre_attn_scalar"], width)
+    elif architecture == "qwen3moe":
+        fixed = ("norm_topk_prob", config["norm_topk_prob"], True)
+    else:
+        return
+    key, value, computed = fixed
+    if value != computed:
+        raise CkeError(
+            Diagnostic(
+                code="CKE713",
+                file=str(folder / "config.json"),
+                path=f"$.{key}",
+                message=f"llama.cpp computes `{architecture}` with {computed} whatever the file "
+                f"says: expected that, got {value}",
+                notes=(Note("use the pytorch or the reference oracle", label="help"),),
+            )
+        )
 
 
 def finish(writer: gguf.GGUFWriter, temporary: Path, target: Path) -> Path:
@@ -100,8 +128,11 @@ def _metadata(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str
     writer.add_rope_dimension_count(width)
     writer.add_tokenizer_model("no_vocab")
     _rope_metadata(writer, config, architecture)
-    if config.get("sliding_window") and architecture in NORM_PLUS_ONE:
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
         writer.add_sliding_window(config["sliding_window"])
+        if architecture in NORM_PLUS_ONE:
+            kinds = config["layer_types"]
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):

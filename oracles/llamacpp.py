@@ -13,9 +13,10 @@ from typing import Any
 
 import gguf
 import llama_cpp
+import msgspec
 import numpy as np
 
-from cke.errors import CkeError, Diagnostic
+from cke.errors import CkeError, Diagnostic, Note
 from cke.oracles.base import Array, Sink
 from cke.oracles.ggml import name_and_op, op_float, read_tensor
 from cke.oracles.layout import unpack_axes
@@ -26,13 +27,26 @@ from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
 ROPE_PAIR_ARCHITECTURES = {"llama"}
+WINDOWED = {"gemma2", "gemma3"}
+"""Architectures whose window llama.cpp computes; the others read every key."""
 PAIRS = "rope pairs of the file's basis undone"
 SCALED = "the product of q and k, times the scale of the softmax that follows"
 CHOSEN = "the leading columns of the sorted router logits"
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
-Captures = dict[tuple[str, int | None, str | None], tuple[Array, tuple[str, ...], str | None]]
+
+class Kept(msgspec.Struct, frozen=True):
+    """A capture of a forward; `computed` and `through` as in the schema of a record."""
+
+    array: Array
+    axes: tuple[str, ...]
+    derivation: str | None = None
+    computed: str | None = None
+    through: str | None = None
+
+
+Captures = dict[tuple[str, int | None, str | None], Kept]
 
 
 class LlamaCppOracle:
@@ -57,6 +71,8 @@ class LlamaCppOracle:
             )
         self.dims = self._dims()
         self.architecture = self._metadata("general.architecture")
+        window = self._metadata(f"{self.architecture}.attention.sliding_window")
+        self.window = int(window) if window and self.architecture not in WINDOWED else None
 
     def close(self) -> None:
         """Free the model."""
@@ -65,6 +81,7 @@ class LlamaCppOracle:
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with the callback, and again without: the logits must be equal."""
         segments = plan_segments(request)
+        self._refuse_longer(segments)
         equal, outputs, sinks = True, 0, []
         for row in range(len(request.tokens)):
             run = [item for s in segments if (item := row_segment(s, row)) is not None]
@@ -80,6 +97,20 @@ class LlamaCppOracle:
             sinks.append(target)
         emit_rows(segments, sinks, sink)
         return self._body(request, equal, outputs)
+
+    def _refuse_longer(self, segments: tuple[Segment, ...]) -> None:
+        """Raise CKE716 for more keys than a window that llama.cpp leaves out."""
+        keys = max(max(segment.cache_token_count) for segment in segments)
+        if self.window is not None and keys > self.window:
+            raise CkeError(
+                Diagnostic(
+                    code="CKE716",
+                    file=str(self.path),
+                    message=f"llama.cpp has no window in `{self.architecture}`: expected at most "
+                    f"the {self.window} tokens of the model's window, got {keys}",
+                    notes=(Note("give fewer tokens, or use the pytorch oracle", label="help"),),
+                )
+            )
 
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield the file's tensors dequantised, under their GGUF names."""
@@ -229,12 +260,15 @@ class _Recorder:
         self.captures: Captures = {}
         self.layer = 0
         self.after_context = False
-        self.after_experts = False
+        self.through: str | None = None
 
     def wants(self, tensor: int) -> bool:
         """Return whether the callback shall see this tensor's values."""
         name, op = name_and_op(tensor)
-        return self._point(name, op) is not None or self._lane(name, op) is not None
+        found = self._point(name, op)
+        if found is not None and found[0].computed is not None:
+            self.through = found[0].computed
+        return found is not None or self._lane(name, op) is not None
 
     def seen(self, tensor: int) -> bool:
         """Keep the tensor's values; always lets the graph go on."""
@@ -254,22 +288,23 @@ class _Recorder:
 
     def emit(self, sink: RowSink) -> None:
         """Give the captures of this forward to the row's sink."""
-        for order, (key, (array, axes, derivation)) in enumerate(self.captures.items()):
-            name, layer, role = key
+        for order, ((name, layer, role), kept) in enumerate(self.captures.items()):
             if not self.request.wants(name, layer):
                 continue
+            array = kept.array[None]
             record = record_of(
-                array[None],
+                array,
                 name=name,
                 layer=layer,
                 phase=self.segment.phase,
                 segment=self.segment.index,
-                axes=("B", *axes),
+                axes=("B", *kept.axes),
                 role=role,
-                derivation=derivation,
+                derivation=kept.derivation,
                 order=order,
             )
-            sink.add(record, array[None])
+            told = {"computed": kept.computed, "through": kept.through}
+            sink.add(msgspec.structs.replace(record, **told), array)
 
     def finish(self, logits: Array) -> None:
         """Complete what is known only at the end: layer inputs, chosen experts, kv appends."""
@@ -280,14 +315,14 @@ class _Recorder:
             ids = ("mlp.router_ids", layer, None)
             weights = ("mlp.router_weights", layer, None)
             if ids in self.captures and weights in self.captures:
-                kept = self.captures[weights][0].shape[-1]
-                array = self.captures[ids][0][:, :kept].astype(np.int32)
-                self.captures[ids] = (array, ("T", "A"), CHOSEN)
+                kept = self.captures[weights].array.shape[-1]
+                array = self.captures[ids].array[:, :kept].astype(np.int32)
+                self.captures[ids] = Kept(array, ("T", "A"), CHOSEN)
             for role, source in (("key", "rope_key_output"), ("value", "value_projection_output")):
                 made = self.captures.get((f"attention.{source}", layer, None))
                 if made is not None:
                     self.captures["attention.kv_append", layer, f"new_{role}"] = made
-        self.captures["logits", None, None] = (logits, ("T", "V"), None)
+        self.captures["logits", None, None] = Kept(logits, ("T", "V"), through=self.through)
 
     def _point(self, name: str, op: str) -> tuple[GraphPoint, int | None] | None:
         if f"{name} {op}" in self.table.model:
@@ -314,9 +349,9 @@ class _Recorder:
         if role == "key" and self.pairs:
             array, derivation = _unpaired(array), PAIRS
         axes = ("S", "K", "E")
-        self.captures["attention.kv_append", layer, f"stored_{role}"] = (
-            np.ascontiguousarray(array), axes, derivation,
-        )  # fmt: skip
+        self.captures["attention.kv_append", layer, f"stored_{role}"] = Kept(
+            np.ascontiguousarray(array), axes, derivation, through=self.through
+        )
 
     def _keep(self, tensor: int, point: GraphPoint, layer: int | None) -> None:
         array = _squeezed(read_tensor(tensor), point.axes)
@@ -330,13 +365,14 @@ class _Recorder:
         array = np.ascontiguousarray(array).reshape(shape)
         if point.pairs and self.pairs:
             array, derivation = _unpaired(array), PAIRS
-        self.captures[key] = (array, names, derivation)
+        self.captures[key] = Kept(array, names, derivation, point.computed, self.through)
 
     def _scale_scores(self, layer: int | None, scale: float) -> None:
         key = ("attention.attention_scores", layer, None)
         if key in self.captures and scale != 1.0:
-            array, names, _ = self.captures[key]
-            self.captures[key] = (np.multiply(array, np.float32(scale)), names, SCALED)
+            kept = self.captures[key]
+            array = np.multiply(kept.array, np.float32(scale))
+            self.captures[key] = msgspec.structs.replace(kept, array=array, derivation=SCALED)
 
 
 def _squeezed(array: Array, axes: str) -> Array:

@@ -60,7 +60,8 @@ def emit_rows(segments: tuple[Segment, ...], rows: list[RowSink], sink: Sink) ->
                 derivation=like.derivation,
                 order=like.order,
             )
-            sink.add(record, array)
+            told = {"computed": like.computed, "through": like.through}
+            sink.add(msgspec.structs.replace(record, **told), array)
 
 
 def _held(row: RowSink, segment: Segment, key: Key) -> tuple[Record, Array] | None:

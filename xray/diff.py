@@ -30,6 +30,7 @@ from cke.schemas.trace import Record
 from cke.xray.budget import forward_error
 from cke.xray.conservation import check_conservation
 from cke.xray.metrics import Block, compare_blocks, mask_of
+from cke.xray.profile import narrowed
 from cke.xray.streams import TILE, TensorStream, opened
 from cke.xray.summaries import (
     comparable,
@@ -164,7 +165,7 @@ def _row(
             status, metrics, gate, detail = _summary_row(mine, theirs, subject, oracle, passed)
         elif detail is None:
             metrics = measure(mine, theirs, subject, oracle)
-            gate = gate_of(mine, theirs, metrics, *passed)
+            gate = gate_of(mine, theirs, metrics, passed, oracle)
             status = status_of(metrics, gate)
     return Row(
         stop=stop,
@@ -206,11 +207,11 @@ def _summary_row(
     """Return a row of which a side keeps no values: exact by its digest, else what is proven."""
     if same_bytes(mine, theirs):
         metrics = exact_metrics(theirs)
-        return "exact", metrics, gate_of(mine, theirs, metrics, *passed), "equal digests"
+        return "exact", metrics, gate_of(mine, theirs, metrics, passed, oracle), "equal digests"
     left, right = comparable(mine, theirs, subject, oracle)
     depth, longest = passed
     scale = oracle_scale(theirs, right, oracle)
-    gate = forward_error((mine.dtype, theirs.dtype), longest, depth, *scale)
+    gate = forward_error(_dtypes(mine, theirs, oracle), longest, depth, *scale)
     return status_of_summaries(left, right, gate), None, gate, side_by_side(left, right)
 
 
@@ -240,13 +241,22 @@ def _blocks(
         )
 
 
-def gate_of(mine: Record, theirs: Record, metrics: Metrics, depth: int, longest: int) -> Gate:
+def gate_of(
+    mine: Record, theirs: Record, metrics: Metrics, passed: tuple[int, int], oracle: TraceFolder
+) -> Gate:
     """Return the budget of a row from dtypes, the layers passed and the longest sum so far."""
+    depth, longest = passed
     rms = None
     if metrics.rmse is not None and metrics.relative_rmse:
         rms = metrics.rmse / metrics.relative_rmse
-    dtypes = (mine.dtype, theirs.dtype)
+    dtypes = _dtypes(mine, theirs, oracle)
     return forward_error(dtypes, longest, depth, rms, metrics.oracle_max_abs)
+
+
+def _dtypes(mine: Record, theirs: Record, oracle: TraceFolder) -> tuple[str, ...]:
+    """Return what both sides store, and what the oracle's arithmetic narrowed on the way."""
+    producer = oracle.trace.body.producer
+    return mine.dtype, theirs.dtype, *narrowed(producer.name, producer.dtype, theirs.through)
 
 
 def status_of(metrics: Metrics, gate: Gate) -> RowStatus:

@@ -15,6 +15,7 @@ from cke.xray.budget import forward_error
 from cke.xray.diff import OVER, status_of
 from cke.xray.graph import ProgramGraph, Site, graph_of
 from cke.xray.metrics import compare
+from cke.xray.profile import narrowed
 from cke.xray.replay import (
     Change,
     KernelReplayer,
@@ -127,7 +128,10 @@ def _judge(bench: Bench, segment: int, site: Site, record: Record) -> Judged | N
     valid = bench.valid(segment, site)
     axes = graph.edge(site).type.axes
     cone = tuple((step, item) for (step, _), item in reference.ops.items())
-    gate = local_gate(graph, cone, made, wanted)
+    producer = bench.oracle.folders[0].trace.body.producer
+    narrow = narrowed(producer.name, producer.dtype, record.computed)
+    own = local_gate(graph, cone, made, wanted)
+    gate = local_gate(graph, cone, made, wanted, narrow)
     left = _measured(made, expected, axes, valid)
     middle = _measured(expected, wanted, axes, valid)
     right = _measured(made, wanted, axes, valid)
@@ -143,7 +147,7 @@ def _judge(bench: Bench, segment: int, site: Site, record: Record) -> Judged | N
             kernel_against_oracle=right,
             compiled_against_kernel=None,
             gate=gate,
-            says=_says(left, middle, right, gate),
+            says=_says(left, middle, right, own, gate),
         ),
         reference=expected,
         oracle=wanted,
@@ -162,18 +166,23 @@ def _measured(left: Array, right: Array, axes: tuple[str, ...], valid: Array | N
     return compare(np.asarray(left), np.asarray(right), axes, valid)
 
 
-def _says(left: Metrics, middle: Metrics, right: Metrics, gate: Gate) -> Any:
-    if status_of(right, gate) not in OVER and status_of(left, gate) not in OVER:
+def _says(left: Metrics, middle: Metrics, right: Metrics, own: Gate, gate: Gate) -> Any:
+    """Return the verdict; `own` is the budget of the kernel, `gate` that of the oracle's too."""
+    if status_of(right, gate) not in OVER and status_of(left, own) not in OVER:
         return "inherited"
     if left.mismatched_nonfinite:
         return "not_finite"
-    if status_of(left, gate) in OVER:
+    if status_of(left, own) in OVER:
         return "kernel"
     return "oracle_differs" if status_of(middle, gate) in OVER else "inherited"
 
 
 def local_gate(
-    graph: ProgramGraph, cone: tuple[tuple[int, Op], ...], made: Array, wanted: Array
+    graph: ProgramGraph,
+    cone: tuple[tuple[int, Op], ...],
+    made: Array,
+    wanted: Array,
+    narrow: tuple[str, ...] = (),
 ) -> Gate:
     """Return the budget of a replay: the longest sum of its ops, and no depth."""
     longest = 1
@@ -189,7 +198,7 @@ def local_gate(
     theirs = WIRE_DTYPES[wanted.dtype.name]
     square = np.square(np.where(np.isfinite(wanted.astype(np.float64)), wanted, 0), dtype=float)
     rms = float(np.sqrt(square.mean())) if square.size else None
-    return forward_error((*stored, theirs), longest, len(cone) // 4, rms)
+    return forward_error((*stored, theirs, *narrow), longest, len(cone) // 4, rms)
 
 
 def _kind(graph: ProgramGraph, site: Site) -> Any:

@@ -15,11 +15,15 @@ RULES = ("forward_error",)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One backend at one dtype: the budget's rule, the usual storage, and points that differ."""
+    """One backend at one dtype: the budget's rule, the usual storage, and its narrow arithmetic.
+
+    `narrow` lists dtypes narrower than the storage that its arithmetic was seen to round values to,
+    where a record says so; what no entry lists widens no budget.
+    """
 
     rule: str
     storage: str | None = None
-    points: dict[str, str] = {}
+    narrow: tuple[str, ...] = ()
 
 
 def read_profile(backend: str, text: str) -> dict[str, Entry]:
@@ -38,3 +42,9 @@ def profile_entry(backend: str, dtype: str) -> Entry | None:
         return None
     entries = read_profile(backend, file.read_text(encoding="utf-8"))
     return entries.get(RUN_TO_WIRE.get(dtype, dtype))
+
+
+def narrowed(backend: str, dtype: str, named: str | None) -> tuple[str, ...]:
+    """Return the narrow dtype that a record names, when the profile knows it of the backend."""
+    entry = profile_entry(backend, dtype)
+    return () if named is None or entry is None or named not in entry.narrow else (named,)

@@ -77,11 +77,15 @@ def _read(name: str) -> dict[str, Any]:
 
 
 class GraphPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint seen as a llama.cpp graph tensor; `pairs`: E is stored in rope pairs."""
+    """A checkpoint seen as a llama.cpp graph tensor; `pairs`: E is stored in rope pairs.
+
+    `computed` is the dtype that the op rounds to, where that is narrower than it stores.
+    """
 
     point: str
     axes: str
     pairs: bool = False
+    computed: str | None = None
 
 
 class GraphTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cke.errors import CkeError
 from cke.oracles.gguf_writer import write_gguf
+from cke.runtime.records import digest
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import TraceWriter
@@ -22,8 +24,11 @@ REQUEST = CaptureRequest(
 # qwen3moe always normalises its router weights.
 FAMILIES = {
     "llama": {},
+    "mistral": {"sliding_window": 64},
     "qwen2": {},
     "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
     "mixtral": {},
     "qwen3_moe": {"norm_topk_prob": True},
 }
@@ -70,29 +75,61 @@ def test_both_live_oracles_agree_at_every_checkpoint(
     assert report.coverage.compared == report.coverage.subject_captured - unnamed
 
 
-# llama.cpp reads GELU from a table of f16 values, so Gemma agrees up to the first activation, and
-# then within what f16 rounds.
-GELU_TABLE = {
-    "gemma2": {"query_pre_attn_scalar": 16},
-    "gemma3": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "layer_types": None},
-}
-
-
-@pytest.mark.parametrize("family", GELU_TABLE)
-def test_gemma_agrees_up_to_the_table_of_gelu(
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_what_passed_through_the_table_of_gelu_says_so(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     from cke.oracles.llamacpp import LlamaCppOracle
-    from cke.oracles.pytorch import PyTorchOracle
 
-    folder = tiny_model(family, **GELU_TABLE[family])
-    theirs = _trace(LlamaCppOracle(write_gguf(folder, tmp_path / "m.gguf")), tmp_path / "llamacpp")
-    report = diff_traces(_trace(PyTorchOracle(folder), tmp_path / "pytorch"), theirs)
-    over = [row for row in report.rows if row.status == "over"]
-    assert over[0].checkpoint_id == "layer.0.mlp.mlp_gated_activation"
-    assert {row.status for row in _named(report.rows)} <= {"exact", "within", "over"}
-    half = 2.0**-11
-    assert max(row.metrics.relative_rmse or 0 for row in report.rows if row.metrics) < 8 * half
+    folder = tiny_model(family, **FAMILIES[family])
+    trace = _trace(LlamaCppOracle(write_gguf(folder, tmp_path / "m.gguf")), tmp_path / "llamacpp")
+    records = {(r.segment, r.checkpoint_id): r for r in trace.trace.body.records}
+    told = {key: (record.computed, record.through) for key, record in records.items()}
+    assert told[0, "layer.0.mlp_norm_output"] == (None, None)
+    assert told[0, "layer.0.mlp.mlp_gated_activation"] == ("fp16", "fp16")
+    assert told[0, "layer.1.layer_input"] == told[0, "logits"] == (None, "fp16")
+    assert told[1, "layer.0.attention.attention_context"] == (None, None)
+    gate, up, made = (
+        trace.array(records[0, f"layer.0.mlp.{name}"], digest)[0].astype(np.float64)
+        for name in ("mlp_gate_projection", "mlp_up_projection", "mlp_gated_activation")
+    )
+    table = 0.5 * gate * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+    error = np.abs(table * up - made) / np.abs(made)
+    assert 2.0**-13 < np.median(error[np.abs(gate) > 0.1]) < 2.0**-10
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "computed", "value"),
+    [
+        ("gemma2", "query_pre_attn_scalar", 16, 20),
+        ("gemma3", "query_pre_attn_scalar", 16, 20),
+        ("qwen3_moe", "norm_topk_prob", True, False),
+    ],
+)
+def test_what_a_file_cannot_tell_llamacpp_is_refused(
+    family: str, path: str, computed: object, value: object, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    with pytest.raises(CkeError) as caught:
+        write_gguf(tiny_model(family), tmp_path / "m.gguf")
+    assert f"`$.{path}`: error[CKE713]: llama.cpp computes " in str(caught.value)
+    assert f"with {computed} whatever the file says: expected that, got {value}" in str(
+        caught.value
+    )
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_tokens_beyond_a_window_that_llamacpp_leaves_out_are_refused(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    from cke.oracles.llamacpp import LlamaCppOracle
+
+    oracle = LlamaCppOracle(write_gguf(tiny_model("mistral"), tmp_path / "m.gguf"))
+    with pytest.raises(CkeError) as caught:
+        _trace(oracle, tmp_path / "trace")
+    assert (
+        "error[CKE716]: llama.cpp has no window in `llama`: expected at most the 6 tokens of the "
+        "model's window, got 10" in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
