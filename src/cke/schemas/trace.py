@@ -38,8 +38,8 @@ class Record(Node, frozen=True):
     bool; `sha256` covers the logical little-endian bytes; `tensor_path` is a relative file, or
     `tensors.safetensors#key`, and None exactly when `level` is `summary`; then `sha256` may be
     None. `derivation` says how the producer obtained a point that it does not expose itself.
-    `alias_of` is the checkpoint id whose value this one has by construction. `computed` is the dtype
-    that the producer's arithmetic rounds this value to, where that is narrower than `dtype`;
+    `alias_of` is the checkpoint id whose value this one has by construction. `computed` is the
+    dtype that the producer's arithmetic rounds this value to, where that is narrower than `dtype`;
     `through` the narrowest such dtype among everything that the value was made of.
     """
 
