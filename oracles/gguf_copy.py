@@ -33,6 +33,14 @@ def is_stored_in(kinds: dict[str, int], dtype: str) -> bool:
 
 def dequantise_gguf(source: Path, target: Path, dtype: str = "f32") -> Path:
     """Write the model of `source` to `target` with every matrix in `dtype`."""
+    reader, writer, temporary = copied_writer(source, target)
+    for tensor in reader.tensors:
+        add_tensor(writer, tensor.name, _values(tensor), dtype)
+    return finish(writer, temporary, target)
+
+
+def copied_writer(source: Path, target: Path) -> tuple[gguf.GGUFReader, gguf.GGUFWriter, Path]:
+    """Return the reader of a file, and a writer with its metadata and no tensor yet."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     temporary = target.with_name(target.name + ".part")
@@ -40,9 +48,7 @@ def dequantise_gguf(source: Path, target: Path, dtype: str = "f32") -> Path:
     for name, field in reader.fields.items():
         if name not in OWN + REPLACED:
             _copy(writer, name, field)
-    for tensor in reader.tensors:
-        add_tensor(writer, tensor.name, _values(tensor), dtype)
-    return finish(writer, temporary, target)
+    return reader, writer, temporary
 
 
 def _values(tensor: Any) -> Array:

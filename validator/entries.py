@@ -22,6 +22,7 @@ Place = Literal[
     "call IR",
     "kernel body",
     "weights file",
+    "model config",
     "weight map",
     "schedule",
     "positions",
@@ -39,18 +40,19 @@ class Mutation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `text` replaces `old` by `new` in a file of a copied package tree. `trace` changes the JSON at
     `path` of a recorded oracle (in the record of checkpoint `record`, when given). `tensor`
-    changes the weights file that one `side` loads. `ask` changes an argument of the request:
+    changes the weights file that one `side` loads, `config` the value at `path` of its config.
+    `ask` changes an argument of the request:
     `segments`, `join` (the first step is prefilled), `explicit` (tokens are given with a trace),
     `second` (an oracle whose report is cited).
     """
 
-    kind: Literal["text", "trace", "tensor", "ask"]
+    kind: Literal["text", "trace", "tensor", "config", "ask"]
     file: str = ""
     old: str = ""
     new: str = ""
     path: tuple[str | int, ...] = ()
     record: str = ""
-    operation: Literal["set", "add", "remove", "scale", "swap", "tie"] = "set"
+    operation: Literal["set", "add", "remove", "scale", "swap", "tie", "draw"] = "set"
     value: Any = None
     side: Literal["subject", "oracle"] = "subject"
     tensor: str = ""

@@ -1,8 +1,8 @@
 """Inject a fault: change an artefact in a scratch copy, and say what X-Ray's user then gives.
 
-A change of a circuit is made in a copy of the circuits, any other text in a copy of the package
-tree without the validator, tensors in a copy of the model, traces in a copy of the recording.
-Nothing tells X-Ray that a fault was injected, or which.
+Texts are changed in a copy of the package tree without the validator and without generated code,
+so that the library has no other copy of a circuit under test; tensors and configs in a copy of the
+model, traces in a copy of the recording. Nothing tells X-Ray that a fault was injected, or which.
 """
 
 import json
@@ -21,7 +21,7 @@ from cke.validator.entries import Case, Mutation
 from cke.validator.requests import request_arguments
 
 PACKAGE = Path(cke.__file__).parent
-HIDDEN = shutil.ignore_patterns("validator", "*.partial")
+HIDDEN = shutil.ignore_patterns("validator", "generated", "*.partial")
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 Recorded = Callable[[Path, dict[str, Any]], Path]
 """Records the oracle of a model on a request, and returns the folder of the trace."""
@@ -39,32 +39,24 @@ def inject(case: Case, model: Path, scratch: Path, recorded: Recorded) -> Inject
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     texts = [item for item in case.mutations if item.kind == "text"]
-    circuits = [item for item in texts if item.file.startswith("circuits/")]
-    others = [item for item in texts if not item.file.startswith("circuits/")]
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": DTYPES[case.dtype],
         **request_arguments(case.request),
     }
-    if circuits:
-        folder = scratch / "circuits"
-        shutil.copytree(PACKAGE / "circuits", folder)
-        _edit(folder, circuits, "circuits/")
-        arguments["circuit"] = str(folder / f"{case.family.partition('.')[0]}.circuit")
     source = PACKAGE.parent
-    if others:
+    if texts:
         source = scratch / "tree"
         shutil.copytree(PACKAGE, source / "cke", ignore=HIDDEN)
-        _edit(source / "cke", others, "")
+        for item in texts:
+            path = source / "cke" / item.file
+            path.write_text(edited(path.read_text("utf-8"), item), "utf-8")
+    if any(item.file.startswith("circuits/") for item in texts):
+        name = f"{case.family.partition('.')[0]}.circuit"
+        arguments["circuit"] = str(source / "cke" / "circuits" / name)
     _tensors(case, model, scratch, arguments)
     _oracle(case, model, scratch, recorded, arguments)
     return Injected(source, arguments)
-
-
-def _edit(root: Path, mutations: list[Mutation], prefix: str) -> None:
-    for item in mutations:
-        path = root / item.file.removeprefix(prefix)
-        path.write_text(edited(path.read_text("utf-8"), item), "utf-8")
 
 
 def edited(text: str, item: Mutation) -> str:
@@ -75,7 +67,7 @@ def edited(text: str, item: Mutation) -> str:
 
 
 def _tensors(case: Case, model: Path, scratch: Path, arguments: dict[str, Any]) -> None:
-    changes = [item for item in case.mutations if item.kind == "tensor"]
+    changes = [item for item in case.mutations if item.kind in ("tensor", "config")]
     if changes:
         arguments["oracle_model"] = str(model)
     for side, argument in (("subject", "model"), ("oracle", "oracle_model")):
@@ -85,12 +77,28 @@ def _tensors(case: Case, model: Path, scratch: Path, arguments: dict[str, Any]) 
         copy = scratch / f"model-{len(list(scratch.glob('model-*')))}"
         shutil.copytree(model, copy)
         for item in own:
-            _change_tensor(copy / "model.safetensors", item)
+            if item.kind == "tensor":
+                _change_tensor(copy / "model.safetensors", item)
+            else:
+                _change_config(copy / "config.json", item)
         arguments[argument] = str(copy)
 
 
+def _change_config(file: Path, item: Mutation) -> None:
+    """Set the value at the path of a model's config."""
+    config = json.loads(file.read_bytes())
+    *parents, last = item.path
+    target = config
+    for part in parents:
+        target = target[part]
+    if target[last] == item.value:
+        raise ValueError(f"`{last}` has that value already")
+    target[last] = item.value
+    file.write_text(json.dumps(config))
+
+
 def _change_tensor(file: Path, item: Mutation) -> None:
-    """Scale the values of a tensor, exchange the halves of its rows, or tie rows, in place.
+    """Scale a tensor's values, draw them anew, exchange halves of its rows, or tie rows.
 
     `tie` makes every odd row the row before it, times a number.
     """
@@ -106,6 +114,9 @@ def _change_tensor(file: Path, item: Mutation) -> None:
     elif item.operation == "tie":
         changed = values.copy()
         changed[1::2] = (values[::2].astype(np.float64) * float(item.new)).astype("<f4")
+    elif item.operation == "draw":
+        drawn = np.random.default_rng(0).standard_normal(values.shape)
+        changed = (drawn * values.std()).astype("<f4")
     else:
         changed = np.roll(values, values.shape[0] // 2, axis=0)
     data[start:stop] = changed.tobytes()

@@ -65,18 +65,53 @@ TINY_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Family → (config class, model class, config)."""
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama.llama3": {"rope_parameters": LLAMA3},
+    "llama.linear": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    },
+    "granite.steep": {"attention_multiplier": 1e6},
+}
+"""A family with another name behind a dot → what its config has besides."""
+
 
 def make_model(family: str, folder: Path) -> None:
     """Write the model of a family as a folder, in f32, with a fixed seed."""
     import torch
     import transformers
 
-    config_class, model_class, config = TINY_MODELS[family]
+    config_class, model_class, config = TINY_MODELS[family.partition(".")[0]]
     torch.manual_seed(0)
-    made = getattr(transformers, config_class)(**config)
+    made = getattr(transformers, config_class)(**{**config, **VARIANTS.get(family, {})})
     model = getattr(transformers, model_class)(made).float().eval()
     draw(model, torch.Generator().manual_seed(0))
     model.save_pretrained(folder)
+
+
+def quantise(source: Path, target: Path) -> None:
+    """Write a GGUF file again with every matrix that blocks of 32 divide in Q4_1."""
+    import gguf
+
+    from cke.oracles.gguf_copy import copied_writer
+    from cke.oracles.gguf_writer import finish
+
+    kind = gguf.GGMLQuantizationType.Q4_1
+    reader, writer, temporary = copied_writer(source, target)
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 2 and tensor.shape[0] % 32 == 0:
+            packed = gguf.quants.quantize(tensor.data, kind)
+            writer.add_tensor(tensor.name, packed, raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    finish(writer, temporary, target)
 
 
 def draw(model: Any, generator: Any) -> None:

@@ -9,6 +9,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "decode": {"lengths": (12,), "segments": (), "steps": 2},
     "chunked": {"lengths": (12,), "segments": (5, 12), "steps": 1},
     "batch": {"lengths": (12, 7), "segments": (), "steps": 2},
+    "batch-chunked": {"lengths": (12, 7), "segments": (5, 12), "steps": 1},
     "long": {"lengths": (40,), "segments": (), "steps": 2},
 }
 """Rows of that many tokens, the ends of prefill forwards, and decode steps."""

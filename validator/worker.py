@@ -113,15 +113,20 @@ def _record(arguments: dict[str, Any]) -> None:
 
 
 def _model(arguments: dict[str, Any]) -> None:
-    """Make a tiny model, and its GGUF form when the family asks for it."""
-    family, _, form = arguments["family"].partition(".")
-    target = Path(arguments["out"])
-    folder = target.parent / family if form else target
-    if not (folder / "config.json").is_file():
-        importlib.import_module("cke.validator.models").make_model(family, folder)
+    """Make a tiny model, a variant of it, or its GGUF form, quantised when the family asks so."""
+    models = importlib.import_module("cke.validator.models")
+    family, target = arguments["family"], Path(arguments["out"])
+    form = "" if family in models.VARIANTS else family.partition(".")[2]
     if form:
-        writer = importlib.import_module("cke.oracles.gguf_writer")
-        writer.write_gguf(folder, target)
+        family = family.removesuffix(f".{form}")
+    folder = target.parent / family
+    if not (folder / "config.json").is_file():
+        models.make_model(family, folder)
+    if form:
+        plain = target if form == "gguf" else target.with_name(f"{target.name}.plain")
+        importlib.import_module("cke.oracles.gguf_writer").write_gguf(folder, plain)
+        if form == "q4_1":
+            models.quantise(plain, target)
 
 
 TASKS = {"xray": _xray, "record": _record, "model": _model}
