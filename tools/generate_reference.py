@@ -20,6 +20,7 @@ from cke.oracles.gguf_writer import ARCHITECTURES
 from cke.oracles.points import family_names
 from cke.xray.classes import ARCHITECTURE_POLICY, CLASSES, POLICY, STAGES
 from tools.artifact_pages import differential_page, verify_contract_page
+from tools.validator_pages import bugs_page
 
 ROOT = Path(__file__).resolve().parent.parent
 CIRCUITS = ROOT / "circuits"
@@ -187,6 +188,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "operators.md": operators_page,
     "oracles.md": oracles_page,
+    "public-bugs.md": bugs_page,
     "xray-classes.md": classes_page,
 }
 

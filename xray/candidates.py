@@ -6,7 +6,7 @@ fit of one number (XRAY-19). Nothing here decides; `confirm` replays every one.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,17 @@ ACTIVATIONS = (
 PAIRWISE = ("add", "subtract", "multiply")
 RANK = ("attribute", "operator", "operand", "weight", "position", "insertion")
 """Kinds in the order of preference, when several describe one and the same change."""
+FED_POSITIONS = Site(-1, "positions")
+SHIFTS: dict[str, Callable[[Array], Array]] = {
+    "one less": lambda p: np.maximum(p - 1, 0),
+    "one more": lambda p: p + 1,
+    "from zero in each forward": lambda p: p - p[:, :1],
+    "those of row 0 in every row": lambda p: p[:1],
+    "padding on the left counted in": lambda p: p + p.max() - p.max(axis=1, keepdims=True),
+}
+"""Positions that a side may have fed in place of its schedule's."""
+USUAL_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
+OFFSETS = ("one less", "one more")
 FITTED = {
     "eps": (1e-13, 1e-1),
     "base": (1e1, 1e9),
@@ -61,7 +72,7 @@ def candidates(
     yield from _attributes(graph, step, op, constants)
     yield from _operators(step, op)
     yield from _operands(graph, step, op)
-    yield from position_changes(step, op)
+    yield from position_changes(graph, step, op)
     yield from _removed(step, op)
 
 
@@ -149,6 +160,7 @@ def _derived(name: str, value: float) -> Iterator[tuple[float, str]]:
 
 
 def _scalings(constants: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield no scaling, then those of the config, then linear ones by a usual factor."""
     yield None
     for key in ("rope_scaling", "rope_parameters"):
         found = constants.get(key)
@@ -167,6 +179,7 @@ def _scalings(constants: Mapping[str, Any]) -> Iterator[Any]:
                     "high": item["high_freq_factor"],
                     "original": item["original_max_position_embeddings"],
                 }
+    yield from ({"kind": "linear", "factor": factor} for factor in USUAL_FACTORS)
 
 
 def _operators(step: int, op: Op) -> Iterator[Candidate]:
@@ -234,19 +247,23 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
             )
 
 
-def position_changes(step: int, op: Op) -> Iterator[Candidate]:
-    """Yield other positions that a schedule may have fed by mistake."""
-    if not any(item.name == "positions" for item in OPERATORS[op.operator].inputs):
-        return
-    shifts: Sequence[tuple[str, Any]] = (
-        ("one less", lambda p: np.where(p >= 0, np.maximum(p - 1, 0), p)),
-        ("one more", lambda p: np.where(p >= 0, p + 1, p)),
-        ("from zero in each forward", lambda p: np.where(p >= 0, p - p[:, :1], p)),
-        ("those of row 0 in every row", lambda p: np.where(p >= 0, p[:1], p)),
+def reads_positions(graph: ProgramGraph, step: int, op: Op) -> bool:
+    """Return whether an op reads the positions that a forward was fed."""
+    return any(
+        name is not None
+        and graph.is_edge(step, name)
+        and graph.origin(Site(step, name)) == FED_POSITIONS
+        for name in op.inputs
     )
-    for name, function in shifts:
+
+
+def position_changes(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
+    """Yield other positions that a schedule may have fed by mistake."""
+    if not reads_positions(graph, step, op):
+        return
+    for name, function in SHIFTS.items():
         yield Candidate(
-            change=Change(step, op.id, positions=function),
+            change=Change(step, op.id, positions=lambda p, f=function: np.where(p >= 0, f(p), p)),
             kind="position",
             what="positions",
             old="as fed",

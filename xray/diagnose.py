@@ -163,29 +163,30 @@ def _behaviour(case: Case) -> Finding | None:
 
 
 def _with_second(finding: Finding, second: Diagnosis) -> Finding:
-    """Return the finding with what a second oracle says of the same edge."""
-    circuit = finding.owner == "circuit" or finding.failure_class is None
-    if finding.replay is None or not circuit:
-        return finding
+    """Return the finding with what a second oracle says of the same edge.
+
+    It breaks the tie between the subject's definition, or its own copy of a weight, and the first.
+    """
+    weights = finding.row is not None and finding.row.stage == "weights"
+    doubtful = finding.owner == "circuit" or finding.failure_class is None
+    circuit = doubtful and finding.replay is not None
     same = [point for point in second.points if point.checkpoint_id == finding.checkpoint_id]
-    if not same:
+    if not (weights or circuit) or not same:
         return finding
+    name = second.oracle.get("producer")
     if all(point.status not in OVER for point in same):
+        both = ", with weights of its own, sides" if weights else " and the float64 definition side"
         return msgspec.structs.replace(
             finding,
             failure_class="REFERENCE_DEFECT",
             owner="reference_adapter",
             because=(
                 *finding.because,
-                f"the second oracle ({second.oracle.get('producer')}) and the float64 definition "
-                "both side with the subject",
+                f"the second oracle ({name}){both} with the subject",
             ),
             question=None,
         )
     return msgspec.structs.replace(
         finding,
-        because=(
-            *finding.because,
-            f"the second oracle ({second.oracle.get('producer')}) differs from the subject too",
-        ),
+        because=(*finding.because, f"the second oracle ({name}) differs from the subject too"),
     )

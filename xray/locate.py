@@ -16,7 +16,7 @@ from cke.schemas.diagnosis import Counterfactual
 from cke.schemas.graph_ir import Op
 from cke.schemas.numerical_report import Metrics
 from cke.schemas.trace import Segment
-from cke.xray.candidates import position_changes
+from cke.xray.candidates import OFFSETS, position_changes
 from cke.xray.classes import Owner
 from cke.xray.confirm import confirm
 from cke.xray.diff import OVER, status_of
@@ -86,6 +86,8 @@ def explain(bench: Bench, judged: Judged) -> Finding:
             question=_question(judged, several),
         )
     counterfactual, op, step = found
+    if counterfactual.kind == "position" and counterfactual.new in OFFSETS:
+        return _offset(base, counterfactual, outcome.tried)
     name, owner = _class_of(counterfactual, op)
     graph = bench.graph(judged.segment)
     return msgspec.structs.replace(
@@ -106,6 +108,18 @@ def explain(bench: Bench, judged: Judged) -> Finding:
         confirmed_by=counterfactual,
         also_closing=outcome.same,
         tried=outcome.tried,
+    )
+
+
+def _offset(base: Finding, found: Counterfactual, tried: int) -> Finding:
+    """Return the question that one offset of all positions leaves: the circuit may want it."""
+    return msgspec.structs.replace(
+        base,
+        because=(*base.because, f"with positions {found.new} than stated the edge agrees"),
+        also_closing=(found,),
+        tried=tried,
+        question="whether the oracle was fed other positions than it states, or the circuit lacks "
+        "an offset: a second oracle tells",
     )
 
 
@@ -190,6 +204,8 @@ def describe(item: Counterfactual) -> str:
         return f"`{item.new}` in place of `{item.old}` as {item.what}"
     if item.kind == "operator":
         return f"`{item.new}` in place of `{item.old}`"
+    if item.kind == "position":
+        return f"other positions than the oracle states, {item.new},"
     return f"`{item.what}` {item.new} in place of {item.old}"
 
 
@@ -201,7 +217,7 @@ def _inner(graph: ProgramGraph, judged: Judged, op: Op, step: int) -> tuple[str,
 
 def _class_of(item: Counterfactual, op: Op) -> tuple[str, Owner]:
     if item.kind == "position":
-        return "POSITION_STATE_MISMATCH", "runtime"
+        return "DIAGNOSTIC_EXPORT_MAPPING", "reference_adapter"
     if item.kind == "operand":
         return "CIRCUIT_PRODUCER_MISMATCH", "circuit"
     if item.kind == "weight":
@@ -425,11 +441,9 @@ def state_order(
 def _fed_positions(
     bench: Bench, graph: ProgramGraph, segment: int, site: Site, op: Op, captured: Array
 ) -> Counterfactual | None:
-    if not any(item.name == "positions" for item in OPERATORS[op.operator].inputs):
-        return None
     gate = local_gate(graph, ((site.step, op),), captured, captured)
     axes = graph.edge(site).type.axes
-    for candidate in position_changes(site.step, op):
+    for candidate in position_changes(graph, site.step, op):
         change: Change = candidate.change
         try:
             replayer = ReferenceReplayer(graph, bench.subject, bench.weights, segment, change)

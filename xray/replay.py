@@ -203,11 +203,8 @@ class ReferenceReplayer(Replayer):
             value = _definition(change.before[place])(value)
         if place in change.scales:
             value = value * change.scales[place]
-        declared = OPERATORS[op.operator].inputs
-        operand = declared[min(place, len(declared) - 1)].name
-        if operand == "positions" and change.positions is not None:
-            value = change.positions(value)
-        return value
+        fed = self.graph.origin(Site(step, name)) == Site(-1, "positions")
+        return change.positions(value) if fed and change.positions is not None else value
 
     def _edges(self, step: int) -> set[str]:
         function = self.graph.function(step)

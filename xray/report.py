@@ -1,5 +1,7 @@
 """The report of a case: verdict, first divergence, coverage, drift, and what to do next."""
 
+import re
+import shlex
 from typing import Any
 
 from cke.runtime.records import split_id
@@ -143,12 +145,17 @@ def _last_passing(case: Case, finding: Finding, rows: list[Row]) -> str | None:
 
 
 def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
+    """Return the two commands that decide an open finding: a second oracle, then both reports."""
     if finding is None or not finding.open:
         return None
     other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
     if finding.failure_class == "RANKING_DIVERGENCE" and case.oracle.name != "reference":
         other = "reference"
-    command = reproduce.replace(f"--oracle {case.oracle.name}", f"--oracle {other}")
+    folder = case.folder.parent / f"second-{other}"
+    plain = re.sub(r" --second-report \S+", "", reproduce)
+    asked = re.sub(r"(?<= --oracle )\S+", other, plain)
+    asked = re.sub(r"(?<= --out )\S+", shlex.quote(str(folder)), asked)
+    command = f"{asked}; {plain} --second-report {shlex.quote(str(folder / 'report.json'))}"
     return Probe(command=command, question=finding.question or "which side is right")
 
 
