@@ -9,9 +9,11 @@ def read_measurement(analysis: Analysis) -> PacketMeasurement:
     original = analysis.original_query_reference
     rounded = analysis.reference_rounded_to_output_dtype
     if analysis.status != "analyzed" or original is None or rounded is None:
+        reasons = "; ".join(analysis.inconclusive_reasons)
+        reason = analysis.refusal.message if analysis.refusal else reasons
         refuse(
             "CKE848",
-            f"expected an analyzed packet as evidence, got one that is {analysis.status}",
+            f"expected an analyzed packet as evidence, got one that is {analysis.status}: {reason}",
         )
     assert analysis.packet_sha256 is not None
     assert analysis.identity is not None

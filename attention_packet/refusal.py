@@ -13,7 +13,7 @@ HELP = {
     "CKE845": "name a report that does not exist yet, in a folder that can be written",
     "CKE846": "give a mirror of the same request and layer, captured as the rows arrived",
     "CKE847": "select a confirmed decode step of a causal, full-attention layer",
-    "CKE848": "give a packet that `cke packet analyze` reports as analyzed",
+    "CKE848": "give a packet of this model that `cke packet analyze` reports as analyzed",
 }
 """The way out for each code; `cke explain CODE` says more."""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest
+from cke.schemas.attention_packet import PacketMeasurement
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
@@ -19,6 +20,7 @@ from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph
 from cke.xray.joins import declared_fault
 from cke.xray.locate import compiled_fault, first_fault
+from cke.xray.packets import weigh_packet, with_packet
 from cke.xray.plan import block_edges, remaining, sparse_edges
 from cke.xray.report import report_of
 from cke.xray.sides import OracleSide, SubjectSide
@@ -37,6 +39,7 @@ def diagnose(
     second_sha256: str | None = None,
     persistent: bool = False,
     then: Then = lambda case, report: report,
+    packet: PacketMeasurement | None = None,
     say: Say = lambda text: None,
 ) -> Diagnosis:
     """Return the diagnosis; captures are written under `folder`, round by round.
@@ -56,7 +59,11 @@ def diagnose(
         finding = _with_second(finding, second)
     if persistent and case.pairs and request.forced:
         case.replay_decode()
-    return then(case, report_of(case, finding, reproduce, second, second_sha256))
+    evidence = None if packet is None else weigh_packet(case, packet)
+    if evidence is not None:
+        finding = with_packet(case, finding, evidence)
+    report = report_of(case, finding, reproduce, second, second_sha256)
+    return then(case, msgspec.structs.replace(report, packet=evidence))
 
 
 def _run(case: Case) -> Finding | None:

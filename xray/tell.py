@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from cke.schemas.diagnosis import Counterfactual, Diagnosis, Divergence, Replay
 from cke.schemas.numerical_report import Metrics
+from cke.xray.packets import told
 
 WIDTH = 100
 LINES = 30
@@ -235,6 +236,8 @@ def _do(report: Diagnosis, found: Divergence) -> list[str]:
     if report.next_probe is not None:
         lines += _wrapped("question", report.next_probe.question)
         lines += command_lines("probe", report.next_probe.command)
+    if report.packet_export is not None:
+        lines += command_lines("packet", report.packet_export)
     return lines
 
 
@@ -274,6 +277,8 @@ def _checked(report: Diagnosis) -> Iterable[str]:
             f"{second.get('oracle')} says {second.get('verdict')}, "
             f"report {str(second.get('sha256'))[:12]}",
         )
+    if report.packet is not None:
+        yield from _wrapped("packet", told(report.packet).removeprefix("packet "))
     for line in report.fix_progression:
         if line.startswith("since "):
             yield from _wrapped("since", line.removeprefix("since "))

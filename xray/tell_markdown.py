@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from cke.schemas.diagnosis import Diagnosis, Divergence, Point
+from cke.xray.packets import told
 from cke.xray.tell import (
     amount,
     coverage_text,
@@ -108,6 +109,8 @@ def _action(report: Diagnosis, found: Divergence) -> Iterable[str]:
     if report.next_probe is not None:
         yield from (f"Open question: {report.next_probe.question}.", "")
         yield from _command("Probe", report.next_probe.command)
+    if report.packet_export is not None:
+        yield from _command("A packet of this attention", report.packet_export)
     for index, step in enumerate(report.fix_progression, 1):
         yield f"{index}. {step}"
     yield ""
@@ -142,6 +145,9 @@ def _further(report: Diagnosis) -> Iterable[str]:
     if report.companions:
         files = ", ".join(f"`{item.file}` (`{item.schema}`)" for item in report.companions)
         yield f"- Beside this report: {files}"
+    if report.packet is not None:
+        yield f"- Attention {told(report.packet)}"
+        yield from (f"  - {limitation}" for limitation in report.packet.limitations)
     for number, asked in enumerate(report.rounds, 1):
         yield (
             f"- Round {number}: {asked.purpose}; {asked.subject_tensors} tensors of the subject, "

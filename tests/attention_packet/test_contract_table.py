@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.attention_packet.contract_table import PAGE, find_tests, page_with_table
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent.parent
 
 
 def test_every_line_has_a_test() -> None:

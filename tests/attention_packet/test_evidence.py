@@ -61,13 +61,20 @@ def malformed() -> PacketBuilder:
 
 
 @contract("PKT-68")
-@pytest.mark.parametrize("make", [unsupported, unconfirmed, mismatched, malformed])
-def test_inconclusive_packet_is_no_evidence(make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (unsupported, "inconclusive: a softcap is present"),
+        (unconfirmed, "inconclusive: selected step is not complete and confirmed"),
+        (mismatched, "inconclusive: nonfinite output or FP32 reference"),
+        (malformed, "refused: object missing required field `output`"),
+    ],
+)
+def test_inconclusive_packet_is_no_evidence(make, said: str, tmp_path: Path) -> None:
     analysis = run(make(), tmp_path).analysis
     with pytest.raises(CkeError) as caught:
         read_measurement(analysis)
     assert str(caught.value) == (
-        f"error[CKE848]: expected an analyzed packet as evidence, got one that is "
-        f"{analysis.status}\n"
-        "  help: give a packet that `cke packet analyze` reports as analyzed"
+        f"error[CKE848]: expected an analyzed packet as evidence, got one that is {said}\n"
+        "  help: give a packet of this model that `cke packet analyze` reports as analyzed"
     )

@@ -79,6 +79,12 @@ def test_layer_that_the_model_has_not_is_refused(layer: int, gemma3: Path, tmp_p
         export_attention_packet(gemma3, request, tmp_path / "packet")
 
 
+def test_forced_tokens_beyond_the_step_are_refused(gemma3: Path, tmp_path: Path) -> None:
+    request = ExportRequest(tokens=PROMPT, layer=GLOBAL_LAYER, step=1, forced=(1, 2, 3))
+    with pytest.raises(CkeError, match="expected at most 2 forced tokens for step 1, got 3"):
+        export_attention_packet(gemma3, request, tmp_path / "packet")
+
+
 @pytest.fixture
 def models(gemma3: Path) -> Iterator[tuple[Model, Model]]:
     """The production model and the one that captures, not yet compiled.
@@ -153,19 +159,29 @@ def test_fault_of_the_running_kernel_shows_in_the_numbers_and_not_in_the_exit(
     assert relative(result) > 1e-3
 
 
-def corrupted_append(real, slot, positions, key, value, **options):
+def changed_append(real, slot, positions, key, value, **options):
     return real(slot, positions, key + 0.5, value, **options)
+
+
+def off_by_one_append(real, slot, positions, key, value, **options):
+    """Keys lie one row late under positions that are right."""
+    new, keys, *rest = real(slot, positions, key, value, **options)
+    return ({**new, "k": jnp.roll(new["k"], 1, axis=1)}, jnp.roll(keys, 1, axis=1), *rest)
 
 
 @contract("PKT-52")
 @contract("PKT-66")
+@pytest.mark.parametrize(
+    "fault", [changed_append, pytest.param(off_by_one_append, marks=pytest.mark.slow)]
+)
 def test_corrupted_append_shows_in_the_last_row_because_rows_come_from_the_call(
+    fault: Callable[..., Any],
     models: tuple[Model, Model],
     request_of_global_layer: ExportRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plant(models, "append", corrupted_append, monkeypatch)
+    plant(models, "append", fault, monkeypatch)
     assert export(models, request_of_global_layer, tmp_path / "packet").status == "captured"
     result = analyze(tmp_path / "packet/packet.json")
     assert (result.exit_code, result.analysis.status) == (0, "inconclusive")

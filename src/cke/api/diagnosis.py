@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cke.api.build import built_package
@@ -16,6 +17,7 @@ from cke.api.companions import with_companions
 from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
+from cke.api.packet_bridge import admit_packet, check_weights, export_command
 from cke.api.report_files import with_folder, write_report
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.open import open_oracle
@@ -154,6 +156,7 @@ def xray(
     segments: tuple[int, ...] = (),
     oracle_model: str | Path | None = None,
     second: tuple[Diagnosis, str] | None = None,
+    packet: str | Path | None = None,
     reproduce: str | None = None,
     persistent: bool = False,
     say: Any = lambda text: None,
@@ -164,9 +167,13 @@ def xray(
     without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
     loads, when that is not the subject's own files. `second` is an earlier report with its sha256.
     `persistent` also compares the decode steps with a full replay of them.
+    `packet` is the packet.json of an attention packet of the same call, as evidence.
     """
+    measured = None if packet is None else admit_packet(Path(packet))
     loaded = model if isinstance(model, Model) else load(model, circuit, dtype)
     path = Path(str(model)) if not isinstance(model, Model) else loaded.files.path
+    if measured is not None:
+        check_weights(measured, loaded)
     subject = ModelSubject(loaded, circuit)
     side: LiveOracle | RecordedOracle
     if str(oracle) in LIVE:
@@ -200,8 +207,14 @@ def xray(
         second_sha256=None if second is None else second[1],
         persistent=persistent,
         then=lambda case, report: with_companions(case, report, Path(out)),
+        packet=measured,
         say=say,
     )
+    flags = {"model": str(path), "circuit": None if circuit is None else str(circuit)}
+    flags["dtype"] = {"bf16": "bfloat16"}.get(loaded.dtype)
+    command = export_command(report, subject.manifest, request, flags, Path(out))
+    if command is not None and measured is None:
+        report = msgspec.structs.replace(report, packet_export=command)
     report = with_folder(report, circuit)
     report = with_patch(report, subject.manifest, circuit, loaded.files, subject.dtype)
     shutil.rmtree(Path(out) / EVIDENCE, ignore_errors=True)
@@ -242,8 +255,6 @@ def default_tokens(model: Model) -> tuple[tuple[int, ...], ...]:
 
 def read_second(path: Path) -> tuple[Diagnosis, str]:
     """Return an earlier report and its sha256; a file that is not one is CKE730."""
-    import msgspec
-
     from cke.schemas.diagnosis import SCHEMA, Document
     from cke.schemas.reading import canonical_sha256
 

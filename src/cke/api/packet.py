@@ -28,22 +28,25 @@ from cke.attention_packet.exporter import (
 )
 from cke.attention_packet.mirror_writer import MirrorRows, write_mirror
 from cke.attention_packet.refusal import refuse
+from cke.runtime.buckets import SEGMENT
 from cke.runtime.package import MANIFEST
 from cke.runtime.session import Session
 from cke.schemas.attention_packet import ObservedTensor, RunEvidence
 
 Host = np.ndarray[Any, Any]
 LAYOUT = "contiguous"
-SEGMENT = 128
-"""How many prompt tokens one forward takes, so that every forward's rows are seen."""
 
 
 class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which step of which layer: `step` counts the decode steps after the prompt, from 0."""
+    """Which step of which layer: `step` counts the decode steps after the prompt, from 0.
+
+    `forced` are the tokens of the first decode steps; after them the largest logit decides.
+    """
 
     tokens: tuple[int, ...]
     layer: int
     step: int = 0
+    forced: tuple[int, ...] = ()
     circuit: str | Path | None = None
     dtype: str = "float32"
 
@@ -104,9 +107,15 @@ def export_step(
 def _check_request(request: ExportRequest, model: Model, calls: AttentionCalls, out: Path) -> None:
     if not request.tokens or request.step < 0:
         refuse("CKE847", "expected at least one token and a step from 0 on")
+    if len(request.forced) > request.step + 1:
+        refuse(
+            "CKE847",
+            f"expected at most {request.step + 1} forced tokens for step {request.step}, "
+            f"got {len(request.forced)}",
+        )
     if out.exists() or out.is_symlink():
         refuse("CKE847", "expected a folder that does not exist yet", file=str(out))
-    check_layer(_layer_facts(calls))
+    check_exportable(calls)
     wanted = len(request.tokens) + request.step + 1
     if model.context is not None and wanted > model.context:
         refuse("CKE847", f"expected at most {model.context} positions, got {wanted}")
@@ -129,8 +138,9 @@ def _run(session: Session, request: ExportRequest, calls: AttentionCalls | None 
         session.prefill([part])
         keep(len(part))
     fed: list[int] = []
-    for _ in range(request.step + 1):
-        fed.append(_greedy(session))
+    for index in range(request.step + 1):
+        forced = request.forced[index : index + 1]
+        fed.append(forced[0] if forced else _greedy(session))
         session.decode([fed[-1]])
         keep(1)
     return _Run(tuple(fed), _greedy(session), _logits(session), tuple(rows))
@@ -174,6 +184,11 @@ def _arrays(
         "storedValues": slot[value_lane][order],
     }
     return {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in found.items()}
+
+
+def check_exportable(calls: AttentionCalls) -> None:
+    """Refuse a layer that the packet format does not hold."""
+    check_layer(_layer_facts(calls))
 
 
 def _layer_facts(calls: AttentionCalls) -> StepFacts:
@@ -228,7 +243,7 @@ def _facts(
         _layer_facts(calls),
         model_id=model.name,
         artifact_sha256=weights_sha256(model),
-        input_sha256=hashlib.sha256(np.asarray(request.tokens, "<i4").tobytes()).hexdigest(),
+        input_sha256=_input_sha256(request),
         output_index=request.step + 1,
         offset_before=len(request.tokens) + request.step,
         kernel_output_dtype=row["output"].dtype.name,
@@ -284,6 +299,12 @@ def weights_sha256(model: Model) -> str:
     return digest.hexdigest()
 
 
+def _input_sha256(request: ExportRequest) -> str:
+    """The hash of the prompt's tokens as i32; forced tokens follow after a -1."""
+    tokens = (*request.tokens, -1, *request.forced) if request.forced else request.tokens
+    return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()
+
+
 def _evidence(model: Model, request: ExportRequest, found: Exported) -> RunEvidence:
     assert found.packet_sha256 is not None
     assert model.package.folder is not None
@@ -307,5 +328,7 @@ def _evidence(model: Model, request: ExportRequest, found: Exported) -> RunEvide
 def _command(model: Model, request: ExportRequest) -> tuple[str, ...]:
     tokens = " ".join(map(str, request.tokens))
     options = {"--tokens": tokens, "--layer": request.layer, "--step": request.step}
+    if request.forced:
+        options["--forced"] = " ".join(map(str, request.forced))
     flags = [str(item) for pair in options.items() for item in pair]
     return ("cke", "packet", "export", "--model", model.name, "--dtype", request.dtype, *flags)

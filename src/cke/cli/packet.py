@@ -43,6 +43,7 @@ def export(
     layer: int,
     out: Path,
     step: int = 0,
+    forced: str = "",
     dtype: str = "float32",
     circuit: str | None = None,
     mirror: Path | None = None,
@@ -61,6 +62,9 @@ def export(
         The new folder of the packet; run evidence goes to `<out>-run.json`.
     step
         The decode step after the prompt, from 0.
+    forced
+        Tokens of the first decode steps, such as `5 9`; by default, and after them, the largest
+        logit decides.
     dtype
         float32 or bfloat16.
     circuit
@@ -71,8 +75,14 @@ def export(
     from cke.api.packet import ExportRequest, export_attention_packet
     from cke.cli.evidence import parse_rows
 
-    rows = parse_rows(tokens)
-    request = ExportRequest(tokens=rows[0], layer=layer, step=step, circuit=circuit, dtype=dtype)
+    request = ExportRequest(
+        tokens=parse_rows(tokens)[0],
+        layer=layer,
+        step=step,
+        forced=parse_rows(forced)[0] if forced.strip() else (),
+        circuit=circuit,
+        dtype=dtype,
+    )
     progress(f"running {model}")
     found = export_attention_packet(model, request, out, mirror)
     print(f"{found.status} {found.packet_sha256 or ''}".rstrip())

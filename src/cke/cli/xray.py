@@ -21,6 +21,7 @@ FLAGS = (
     "oracle",
     "oracle_model",
     "second_report",
+    "packet",
     "tokens",
     "prompt",
     "steps",
@@ -41,6 +42,7 @@ def xray(
     circuit: str | None = None,
     oracle_model: Path | None = None,
     second_report: Path | None = None,
+    packet: Path | None = None,
     tokens: str = "",
     prompt: str = "",
     steps: str = "",
@@ -66,6 +68,7 @@ def xray(
     circuit: a library circuit or a .circuit file; by default the family of the model's config.
     oracle_model: what the oracle loads, when it is not the subject's own files.
     second_report: the report.json of the same subject against another oracle.
+    packet: the packet.json of an attention packet, written by the command of an earlier report.
     tokens: the prompt's token IDs; rows of a batch are separated by `;`.
     prompt: the prompt as text, in place of token IDs; without both, a packet made for the purpose.
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
@@ -150,7 +153,7 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
     for flag, value in zip(words[::2], words[1::2], strict=False):
         name = flag.removeprefix("--").replace("-", "_")
         if name in FLAGS and given.get(name) in (None, "", "float32"):
-            path = name in ("model", "oracle_model", "second_report", "out")
+            path = name in ("model", "oracle_model", "second_report", "packet", "out")
             found[name] = Path(value) if path else value
     if given["tokens"] or given["prompt"]:
         found = {name: value for name, value in found.items() if name not in ("tokens", "prompt")}
@@ -186,6 +189,7 @@ def diagnosed(given: dict[str, Any]) -> "Diagnosis":
         oracle_model=given["oracle_model"],
         persistent=given["persistent"],
         second=earlier,
+        packet=given["packet"],
         reproduce=command_of(given),
         say=progress,
     )

@@ -178,11 +178,33 @@ class Companion(Node, frozen=True):
     body_sha256: str
 
 
+class PacketEvidence(Node, frozen=True):
+    """An attention packet as the diagnosis takes it: a measurement with its limitations (PKT-68).
+
+    `segment` is the forward of the subject whose own captures the packet was compared with, None
+    when there is none; `identical` are the packet's tensors whose bytes are those captured there.
+    `within` says whether the error is inside the budget, None when it has no number. Without
+    identical queries, keys and values the packet decides nothing.
+    """
+
+    packet_sha256: str
+    layer: int
+    position: int
+    segment: int | None
+    identical: tuple[str, ...]
+    relative_l2: float | None
+    budget: Gate
+    within: bool | None
+    limitations: tuple[str, ...]
+
+
 class Diagnosis(Node, frozen=True):
     """The report of one subject against one pinned oracle.
 
     `first_material` is the stop of the logits whose first token flips. `circuit` has a row for
     every op, `providers` the selection behind it with every rejection.
+    `packet` is the attention packet that was given; `packet_export` is the command that writes one
+    of the first divergent edge, when that is of an attention which a packet can hold.
     """
 
     status: Status
@@ -212,6 +234,8 @@ class Diagnosis(Node, frozen=True):
     circuit: tuple[CircuitRow, ...] = ()
     providers: tuple[Resolution, ...] = ()
     companions: tuple[Companion, ...] = ()
+    packet: PacketEvidence | None = None
+    packet_export: str | None = None
 
 
 class Document(Node, frozen=True):
