@@ -24,25 +24,27 @@ from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.graph_ir import Op
 from cke.schemas.trace import Identity
 from cke.xray.diagnose import diagnose
+from cke.xray.graph import ProgramGraph, Site
 from tests.models import TinyModel
 
 REQUEST = CaptureRequest(tokens=((7, 3, 11, 5, 2, 9),), forced=((4,),))
 NOBODY = Identity(
     model_sha256=None, family=None, circuit=None, manifest_sha256=None, tokens_sha256=""
 )
-Place = tuple[int | None, str]
+Place = tuple[int | None, str, int]
+"""A layer, an op, and which of its results."""
 
 
 @contextmanager
 def _perturbed(places: tuple[Place, ...]) -> Iterator[None]:
-    """Make the ops at the places give one percent more than they should."""
+    """Make the edges at the places one percent more than they should be."""
     plain = reference._Frame._apply
 
     def apply(frame: Any, op: Op) -> tuple[Any, ...]:
-        made = plain(frame, op)
-        if (frame.step.layer, op.id) not in places:
-            return made
-        return tuple(v * 1.01 if v.dtype.kind == "f" else v for v in made)
+        return tuple(
+            value * 1.01 if (frame.step.layer, op.id, at) in places else value
+            for at, value in enumerate(plain(frame, op))
+        )
 
     reference._Frame._apply = apply  # type: ignore[method-assign]
     try:
@@ -96,6 +98,8 @@ def _diagnose(
     return diagnose(subject, oracle, REQUEST, folder, reproduce="cke xray --oracle reference")
 
 
+RESULTS = {"attention.append": 2, "attention.sdpa": 3}
+"""Ops with several float results; every other has one."""
 OPS = (
     "attn_norm",
     "attention.q_proj",
@@ -116,12 +120,31 @@ OPS = (
     "add.2",
 )
 PLACES: list[Place] = [
-    (None, "embed"),
-    *((layer, op) for layer in range(4) for op in OPS),
-    (None, "final"),
-    (None, "head"),
+    (None, "embed", 0),
+    *((layer, op, at) for layer in range(4) for op in OPS for at in range(RESULTS.get(op, 1))),
+    (None, "final", 0),
+    (None, "head", 0),
 ]
-SAMPLE: tuple[Place, ...] = ((2, "attention.k_proj"), (3, "mlp.silu"), (1, "attention.append"))
+SAMPLE: tuple[Place, ...] = (
+    (2, "attention.k_proj", 0),
+    (3, "attention.sdpa", 1),
+    (1, "attention.append", 1),
+)
+
+
+@pytest.mark.contract("XRAY-16")
+@pytest.mark.slow
+def test_the_places_are_every_float_edge_of_the_model(
+    sides: tuple[_Interpreted, _Oracle],
+) -> None:
+    for phase in ("prefill", "decode"):
+        graph = ProgramGraph(sides[0].manifest, phase)
+        assert PLACES == [
+            (graph.steps[step].layer, op.id, at)
+            for step, op in graph.ops()
+            for at, edge in enumerate(op.results)
+            if edge.type.dtype not in ("i32", "bool")
+        ]
 
 
 @pytest.mark.contract("XRAY-17")
@@ -129,15 +152,25 @@ SAMPLE: tuple[Place, ...] = ((2, "attention.k_proj"), (3, "mlp.silu"), (1, "atte
 @pytest.mark.parametrize(
     "place",
     [p if p in SAMPLE else pytest.param(p, marks=pytest.mark.nightly) for p in PLACES],
-    ids=lambda p: f"{p[0]}-{p[1]}",
+    ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}",
 )
-def test_a_fault_at_an_op_is_named_exactly(
+def test_a_fault_at_an_edge_is_named_exactly(
     place: Place, sides: tuple[_Interpreted, _Oracle], tmp_path: Path
 ) -> None:
     report = _diagnose(sides, (place,), tmp_path / "rounds")
     found = report.first_divergence
     assert found is not None
-    assert (found.layer, found.op) == place
+    assert (found.layer, found.op) == place[:2]
+    graph = ProgramGraph(sides[0].manifest, "prefill")
+    step = next(
+        index
+        for index, item in enumerate(graph.steps)
+        if item.layer == place[0] and any(op.id == place[1] for op in graph.function(index).ops)
+    )
+    op = next(op for op in graph.function(step).ops if op.id == place[1])
+    assert (found.checkpoint_id, found.role) in graph.points_of(
+        Site(step, op.results[place[2]].name)
+    )
     expected = "STATE_CACHE_DIVERGENCE" if "append" in place[1] else "COMPILED_PROGRAM_DIVERGENCE"
     assert found.failure_class == expected
 
@@ -148,13 +181,13 @@ def test_a_fault_at_an_op_is_named_exactly(
 def test_of_two_faults_the_earlier_is_named_and_the_later_after_the_fix(
     sides: tuple[_Interpreted, _Oracle], tmp_path: Path
 ) -> None:
-    early, late = (1, "mlp.up_proj"), (3, "attention.rope")
+    early, late = (1, "mlp.up_proj", 0), (3, "attention.rope", 0)
     both = _diagnose(sides, (early, late), tmp_path / "rounds")
     fixed = _diagnose(sides, (late,), tmp_path / "rounds")
     assert both.first_divergence is not None
     assert fixed.first_divergence is not None
-    assert (both.first_divergence.layer, both.first_divergence.op) == early
-    assert (fixed.first_divergence.layer, fixed.first_divergence.op) == late
+    assert (both.first_divergence.layer, both.first_divergence.op) == early[:2]
+    assert (fixed.first_divergence.layer, fixed.first_divergence.op) == late[:2]
     sparse, inner = both.rounds
     assert sparse.edges is not None
     assert not any("mlp." in name or "attention." in name for name in sparse.edges)
@@ -205,7 +238,7 @@ def test_declared_metadata_stops_before_either_side_runs(
 def test_a_report_carries_verdict_owner_policy_and_the_order_of_fixing(
     sides: tuple[_Interpreted, _Oracle], tmp_path: Path
 ) -> None:
-    report = _diagnose(sides, ((2, "mlp.down_proj"),), tmp_path / "rounds")
+    report = _diagnose(sides, ((2, "mlp.down_proj", 0),), tmp_path / "rounds")
     flipped = any(ranking.flips for ranking in report.rankings)
     assert report.verdict == ("behavioral_divergence" if flipped else "cosmetic_drift")
     assert report.architecture_policy["owner"] == "compiler"
