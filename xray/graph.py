@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cke.runtime.placement import step_name
-from cke.runtime.records import join_id
+from cke.runtime.records import join_id, split_id
 from cke.schemas.call_ir import Call
 from cke.schemas.call_ir import Function as CallFunction
 from cke.schemas.graph_ir import Function, Op
@@ -84,6 +84,11 @@ class ProgramGraph:
     def points_of(self, site: Site) -> tuple[Point, ...]:
         """Return every checkpoint that shows a value: its own, then those of what equals it."""
         return tuple(self._shown.get(self.origin(site), ()))
+
+    def name_of(self, site: Site) -> str:
+        """Return the checkpoint that a value is called by: a declared one before a derived."""
+        names = [point.checkpoint_id for point in self.points_of(site)]
+        return next((name for name in names if not split_id(name)[0].startswith("edge/")), names[0])
 
     def is_edge(self, step: int, name: str) -> bool:
         """Return whether a name of a step is a value, and not a weight."""

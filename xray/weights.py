@@ -8,6 +8,7 @@ because they may be what is wrong.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,12 +51,14 @@ def _compare_all(
                 theirs = oracle.get((point.checkpoint_id, operand))
                 if theirs is None:
                     continue
+                shown = graph.name_of(Site(index, op.results[0].name))
                 if name is None:
-                    yield _absent(op, operand, point.checkpoint_id)
+                    yield _absent(op, operand, shown)
                     continue
                 bound = weights.weight(graph.steps[index].weights[name])
                 at = Site(index, name)
-                yield _compare(graph, at, op, point.checkpoint_id, bound, theirs, oracle, dtype)
+                found = _compare(graph, at, op, point.checkpoint_id, bound, theirs, oracle, dtype)
+                yield found and msgspec.structs.replace(found, checkpoint_id=shown)
 
 
 def _joined_fault(graph: ProgramGraph, weights: SubjectWeights) -> Finding | None:
@@ -73,10 +76,9 @@ def _joined_fault(graph: ProgramGraph, weights: SubjectWeights) -> Finding | Non
                 if whole[place].tobytes() == part.tobytes():
                     continue
                 op = next(op for op in graph.function(index).ops if member in op.weights)
-                points = graph.points_of(Site(index, op.results[0].name))
                 return Finding(
                     failure_class="WEIGHT_BINDING_MISMATCH",
-                    checkpoint_id=points[0].checkpoint_id,
+                    checkpoint_id=graph.name_of(Site(index, op.results[0].name)),
                     op=op.id,
                     operator=op.operator,
                     kernel_id=op.kernel.kernel_id,
