@@ -1,9 +1,5 @@
 """A fault at any edge of any layer is named exactly: subjects are the interpreter, perturbed."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,92 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-import cke
-from cke.api.diagnosis import ModelSubject, xray
-from cke.oracles import reference
-from cke.oracles.reference_trace import ReferenceOracle
+from cke.api.diagnosis import xray
 from cke.runtime.records import digest
-from cke.runtime.schedule import CaptureRequest
-from cke.runtime.trace_reader import TraceFolder, read_trace
-from cke.runtime.trace_writer import TraceWriter
-from cke.runtime.weights.load import Weights
-from cke.schemas.diagnosis import Diagnosis
-from cke.schemas.graph_ir import Op
-from cke.schemas.trace import Identity
-from cke.xray.diagnose import diagnose
 from cke.xray.graph import ProgramGraph, Site
 from tests.models import TinyModel
-
-REQUEST = CaptureRequest(tokens=((7, 3, 11, 5, 2, 9),), forced=((4,),))
-NOBODY = Identity(
-    model_sha256=None, family=None, circuit=None, manifest_sha256=None, tokens_sha256=""
-)
-Place = tuple[int | None, str, int]
-"""A layer, an op, and which of its results."""
-
-
-@contextmanager
-def _perturbed(places: tuple[Place, ...]) -> Iterator[None]:
-    """Make the edges at the places one percent more than they should be."""
-    plain = reference._Frame._apply
-
-    def apply(frame: Any, op: Op) -> tuple[Any, ...]:
-        return tuple(
-            value * 1.01 if (frame.step.layer, op.id, at) in places else value
-            for at, value in enumerate(plain(frame, op))
-        )
-
-    reference._Frame._apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        reference._Frame._apply = plain  # type: ignore[method-assign]
-
-
-class _Interpreted(ModelSubject):
-    """A subject whose program is the interpreter, with faults at some ops."""
-
-    places: tuple[Place, ...] = ()
-
-    @cached_property
-    def _exact(self) -> Weights:
-        return Weights(self.model.files, self.manifest.bindings, "f64")
-
-    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
-        shutil.rmtree(out, ignore_errors=True)
-        with _perturbed(self.places), TraceWriter(out) as writer:
-            writer.close(
-                ReferenceOracle(self.manifest, self._exact, NOBODY).capture(request, writer)
-            )
-        return read_trace(out)
-
-
-class _Oracle(_Interpreted):
-    """The interpreter without a fault, as the oracle."""
-
-    name = "reference"
-    weight_dtypes: dict[str, int] = {}
-
-    def weights(self) -> None:
-        return None
-
-
-@pytest.fixture(scope="module")
-def sides(tiny_model: TinyModel) -> tuple[_Interpreted, _Oracle]:
-    model = cke.load(tiny_model("llama", num_hidden_layers=4))
-    oracle = _Oracle(model, None)
-    oracle.dtype = "f64"
-    return _Interpreted(model, None), oracle
-
-
-def _diagnose(
-    sides: tuple[_Interpreted, _Oracle], places: tuple[Place, ...], folder: Path
-) -> Diagnosis:
-    subject, oracle = sides
-    subject.places = places
-    shutil.rmtree(folder, ignore_errors=True)
-    return diagnose(subject, oracle, REQUEST, folder, reproduce="cke xray --oracle reference")
-
+from tests.xray.interpreted import Interpreted, Oracle, Place, diagnosed
 
 RESULTS = {"attention.append": 2, "attention.sdpa": 3}
 """Ops with several float results; every other has one."""
@@ -135,7 +50,7 @@ SAMPLE: tuple[Place, ...] = (
 @pytest.mark.contract("XRAY-16")
 @pytest.mark.slow
 def test_the_places_are_every_float_edge_of_the_model(
-    sides: tuple[_Interpreted, _Oracle],
+    sides: tuple[Interpreted, Oracle],
 ) -> None:
     for phase in ("prefill", "decode"):
         graph = ProgramGraph(sides[0].manifest, phase)
@@ -155,9 +70,9 @@ def test_the_places_are_every_float_edge_of_the_model(
     ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}",
 )
 def test_a_fault_at_an_edge_is_named_exactly(
-    place: Place, sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+    place: Place, sides: tuple[Interpreted, Oracle], tmp_path: Path
 ) -> None:
-    report = _diagnose(sides, (place,), tmp_path / "rounds")
+    report = diagnosed(sides, (place,), tmp_path / "rounds")
     found = report.first_divergence
     assert found is not None
     assert (found.layer, found.op) == place[:2]
@@ -179,11 +94,11 @@ def test_a_fault_at_an_edge_is_named_exactly(
 @pytest.mark.contract("XRAY-58")
 @pytest.mark.slow
 def test_of_two_faults_the_earlier_is_named_and_the_later_after_the_fix(
-    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
 ) -> None:
     early, late = (1, "mlp.up_proj", 0), (3, "attention.rope", 0)
-    both = _diagnose(sides, (early, late), tmp_path / "rounds")
-    fixed = _diagnose(sides, (late,), tmp_path / "rounds")
+    both = diagnosed(sides, (early, late), tmp_path / "rounds")
+    fixed = diagnosed(sides, (late,), tmp_path / "rounds")
     assert both.first_divergence is not None
     assert fixed.first_divergence is not None
     assert (both.first_divergence.layer, both.first_divergence.op) == early[:2]
@@ -200,9 +115,9 @@ def test_of_two_faults_the_earlier_is_named_and_the_later_after_the_fix(
 @pytest.mark.contract("XRAY-15")
 @pytest.mark.slow
 def test_without_a_fault_every_edge_of_every_layer_was_compared(
-    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
 ) -> None:
-    report = _diagnose(sides, (), tmp_path / "rounds")
+    report = diagnosed(sides, (), tmp_path / "rounds")
     assert (report.status, report.verdict) == ("complete", "pass_within_gate")
     assert report.coverage.ops_with_edges == report.coverage.ops_total
     assert report.coverage.edges_compared == report.coverage.edges_total
@@ -212,17 +127,17 @@ def test_without_a_fault_every_edge_of_every_layer_was_compared(
 
 @pytest.mark.contract("XRAY-36")
 def test_declared_metadata_stops_before_either_side_runs(
-    sides: tuple[_Interpreted, _Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sides: tuple[Interpreted, Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, oracle = sides
 
     def never(*_: object) -> None:
         raise AssertionError("a side ran")
 
-    monkeypatch.setattr(_Interpreted, "capture", never)
+    monkeypatch.setattr(Interpreted, "capture", never)
     monkeypatch.setattr(oracle, "name", "pytorch")
     monkeypatch.setattr(oracle, "dtype", "bf16")
-    report = _diagnose((subject, oracle), (), tmp_path / "rounds")
+    report = diagnosed((subject, oracle), (), tmp_path / "rounds")
     assert report.status == "stopped"
     assert report.verdict is None
     assert report.points == ()
@@ -236,9 +151,9 @@ def test_declared_metadata_stops_before_either_side_runs(
 @pytest.mark.contract("XRAY-53")
 @pytest.mark.slow
 def test_a_report_carries_verdict_owner_policy_and_the_order_of_fixing(
-    sides: tuple[_Interpreted, _Oracle], tmp_path: Path
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
 ) -> None:
-    report = _diagnose(sides, ((2, "mlp.down_proj", 0),), tmp_path / "rounds")
+    report = diagnosed(sides, ((2, "mlp.down_proj", 0),), tmp_path / "rounds")
     flipped = any(ranking.flips for ranking in report.rankings)
     assert report.verdict == ("behavioral_divergence" if flipped else "cosmetic_drift")
     assert report.architecture_policy["owner"] == "compiler"
