@@ -125,7 +125,7 @@ def _model(arguments: dict[str, Any]) -> None:
     if form:
         plain = target if form == "gguf" else target.with_name(f"{target.name}.plain")
         importlib.import_module("cke.oracles.gguf_writer").write_gguf(folder, plain)
-        if form == "q4_1":
+        if form == "q4_1.gguf":
             models.quantise(plain, target)
 
 
