@@ -4,9 +4,11 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from cke.oracles.base import Array
 
@@ -24,6 +26,8 @@ class TensorHead(ctypes.Structure):
         ("nb", ctypes.c_size_t * 4),
         ("op", ctypes.c_int),
         ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
     )
 
 
@@ -61,12 +65,36 @@ def op_float(tensor: int, index: int) -> float:
     return ctypes.c_float.from_buffer_copy(ctypes.c_int32(head.op_params[index])).value
 
 
+def leaves(tensor: int) -> list[int]:
+    """Return the sources of a graph tensor that are loaded weights."""
+    sources = [source for source in TensorHead.from_address(tensor).src if source]
+    return [source for source in sources if name_and_op(source)[0].endswith((".weight", ".bias"))]
+
+
+def read_weight(tensor: int) -> Array:
+    """Return a loaded weight, slowest axis first; a quantised one is dequantised."""
+    head = TensorHead.from_address(tensor)
+    kind = _BASE.ggml_type_name(head.type).decode()
+    shape = tuple(reversed(head.ne[:]))
+    lead = next((at for at, size in enumerate(shape[:-1]) if size > 1), len(shape) - 1)
+    if kind in DTYPES:
+        return read_tensor(tensor).reshape(shape[lead:])
+    rows = _bytes_of(tensor).reshape(int(np.prod(shape[:-1])), -1)
+    values: Array = gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
+    return values.reshape(shape[lead:])
+
+
+def _bytes_of(tensor: int) -> NDArray[np.uint8]:
+    raw = np.empty(_BASE.ggml_nbytes(tensor), np.uint8)
+    _BASE.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
+    return raw
+
+
 def read_tensor(tensor: int) -> Array:
     """Return the values, slowest axis first, strides undone; KeyError for quantised types."""
     head = TensorHead.from_address(tensor)
     dtype = np.dtype(DTYPES[_BASE.ggml_type_name(head.type).decode()])
-    raw = np.empty(_BASE.ggml_nbytes(tensor), np.uint8)
-    _BASE.ggml_backend_tensor_get(tensor, raw.ctypes.data, 0, raw.nbytes)
+    raw = _bytes_of(tensor)
     shape = tuple(reversed(head.ne[:]))
     strides = tuple(reversed(head.nb[:]))
     view = np.ndarray(shape, dtype, buffer=raw.data, strides=strides)

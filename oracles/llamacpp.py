@@ -7,7 +7,7 @@ per context. Rows of a batch are run one after the other, each in a context of i
 import ctypes
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class LlamaCppOracle:
             )
         self.dims = self._dims()
         self.architecture = self._metadata("general.architecture")
+        self.pairs = self.architecture in ROPE_PAIR_ARCHITECTURES
         window = self._metadata(f"{self.architecture}.attention.sliding_window")
         self.window = int(window) if window and self.architecture not in WINDOWED else None
 
@@ -86,7 +87,7 @@ class LlamaCppOracle:
         for row in range(len(request.tokens)):
             run = [item for s in segments if (item := row_segment(s, row)) is not None]
             plain = self._row(run, None)
-            recorders = [_Recorder(self, request, segment) for segment in run]
+            recorders = [Recorder(self, request, segment) for segment in run]
             target = RowSink()
             for before, after, recorder in zip(
                 plain, self._row(run, recorders), recorders, strict=True
@@ -117,6 +118,16 @@ class LlamaCppOracle:
         for tensor in gguf.GGUFReader(self.path).tensors:
             yield tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type)
 
+    def module_weights(self) -> Mapping[tuple[str, str], Array]:
+        """Return the loaded weights by (checkpoint id, operand) of the op that makes it."""
+        from cke.oracles.llamacpp_weights import LoadedWeights
+
+        return LoadedWeights(self)
+
+    def follow(self, recorder: "Recorder") -> None:
+        """Run the recorder's forward in a context of its own."""
+        self._row([recorder.segment], [recorder])
+
     def logits(self, request: CaptureRequest) -> list[list[Array]]:
         """Return, for every row, f32[T, V] of every segment that has a token of it."""
         segments = plan_segments(request)
@@ -125,8 +136,8 @@ class LlamaCppOracle:
             for row in range(len(request.tokens))
         ]
 
-    def _row(self, run: list[Segment], recorders: "list[_Recorder] | None") -> list[Array]:
-        current: list[_Recorder] = []
+    def _row(self, run: list[Segment], recorders: "list[Recorder] | None") -> list[Array]:
+        current: list[Recorder] = []
 
         def callback(tensor: int, ask: bool, _: Any) -> bool:
             return current[0].wants(tensor) if ask else current[0].seen(tensor)
@@ -245,7 +256,7 @@ class LlamaCppOracle:
         )
 
 
-class _Recorder:
+class Recorder:
     """Graph tensors of one forward of one row, by checkpoint; the last of a name wins."""
 
     def __init__(self, oracle: LlamaCppOracle, request: CaptureRequest, segment: Segment) -> None:
@@ -255,7 +266,7 @@ class _Recorder:
         self.width = len(segment.tokens[0])
         self.valid = segment.cache_token_count[0]
         self.layers = oracle.dims["L"]
-        self.pairs = oracle.architecture in ROPE_PAIR_ARCHITECTURES
+        self.pairs = oracle.pairs
         self.sizes = {**oracle.dims, "T": self.width}
         self.captures: Captures = {}
         self.layer = 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cke.kernel_registry.operators import OPERATORS
 from cke.schemas.graph_ir import Op
 from cke.xray.finding import Finding
-from cke.xray.graph import ProgramGraph, Site
+from cke.xray.graph import Point, ProgramGraph, Site
 from cke.xray.replay import SubjectWeights
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ def _compare_all(
     """Yield one outcome for each weight that both sides show."""
     for index, op in graph.ops():
         held = _held(graph, index, op)
-        for point in graph.points_of(Site(index, op.results[0].name)):
+        for point in _shown(graph, index, op):
             for operand, name in held:
                 theirs = oracle.get((point.checkpoint_id, operand))
                 if theirs is None:
@@ -59,6 +59,19 @@ def _compare_all(
                 at = Site(index, name)
                 found = _compare(graph, at, op, point.checkpoint_id, bound, theirs, oracle, dtype)
                 yield found and msgspec.structs.replace(found, checkpoint_id=shown)
+
+
+def _shown(graph: ProgramGraph, index: int, op: Op) -> Iterator[Point]:
+    """Yield the checkpoints of an op's result, and of its one reader that has no weight.
+
+    An oracle gives a scaled lookup or capped logits the name of what follows the product.
+    """
+    yield from graph.points_of(Site(index, op.results[0].name))
+    name = op.results[0].name
+    readers = [item for item in graph.function(index).ops if name in item.inputs]
+    if len(readers) == 1 and op.weights and not any(readers[0].weights):
+        if len(readers[0].inputs) == 1:
+            yield from graph.points_of(Site(index, readers[0].results[0].name))
 
 
 def _joined_fault(graph: ProgramGraph, weights: SubjectWeights) -> Finding | None:
@@ -132,7 +145,8 @@ def _compare(
     mine = np.asarray(bound, np.float64)
     other = np.asarray(theirs, np.float64)
     limit = LIMIT.get(dtype, 1e-6)
-    if mine.size == other.size and _near(mine.ravel(), other.ravel(), limit):
+    added = float(op.attributes.get("offset") or 0)
+    if mine.size == other.size and _near(mine.ravel() + added, other.ravel() + added, limit):
         return None
     kind, text = _explain(mine, other, oracle, checkpoint_id, limit)
     return Finding(
@@ -164,9 +178,13 @@ def _explain(
     """Return the class, and in words what turns the one weight into the other."""
     binding = "WEIGHT_BINDING_MISMATCH"
     for (where, operand), array in oracle.items():
-        if (where, operand) != (checkpoint_id, "weight") and array.size == mine.size:
-            if _near(mine.ravel(), np.asarray(array, np.float64).ravel(), limit):
-                return binding, f"it holds the oracle's `{operand}` of `{where}`"
+        if array.size != mine.size:
+            continue
+        flat = np.asarray(array, np.float64).ravel()
+        if _near(mine.ravel(), flat, limit):
+            return binding, f"it holds the oracle's `{operand}` of `{where}`"
+        if where != checkpoint_id and _near(other.ravel(), flat, limit):
+            return binding, f"the oracle ties it to its `{operand}` of `{where}`"
     if mine.size != other.size:
         return binding, f"it has {mine.size} elements, the oracle's has {other.size}"
     rows = other.shape[0] if other.ndim else 1
