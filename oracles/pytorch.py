@@ -45,6 +45,9 @@ class PyTorchOracle:
     def __init__(self, path: Path, dtype: str = "f32", model: Any = None) -> None:
         self.path = path
         self.dtype = dtype
+        if model is None and (path / "config.json").is_file():
+            config = transformers.AutoConfig.from_pretrained(path)
+            table_for(config.get_text_config().model_type)
         self.model = model if model is not None else load_model(path, dtype)
         self.config = self.model.config.get_text_config()
         self.table = table_for(self.config.model_type)

@@ -6,7 +6,7 @@ from cke.oracles.gguf_writer import ARCHITECTURES
 from cke.oracles.points import family_names
 from tests.models import FAMILIES
 
-MODEL_TYPES = {"gemma3": "gemma3_text"}
+MODEL_TYPES = {"gemma3": "gemma3_text", "granite_hybrid": "granitemoehybrid"}
 SAYABLE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
