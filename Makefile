@@ -5,11 +5,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .PHONY: xray-vision-parity help demo test check format golden docs wheel xray clean
-.PHONY: test-bf16-xray test-xray-validator-selftest
+.PHONY: test-bf16 test-bf16-xray test-xray-validator-selftest
 
 help:
 	@echo "make demo     SmolLM2-135M answers a prompt through generated code"
 	@echo "make test     the whole test suite"
+	@echo "make test-bf16                     every test of bf16, nightly ones too, and the next two"
 	@echo "make test-bf16-xray                X-Ray's own tests, and the light self-test"
 	@echo "make test-xray-validator-selftest  known faults, diagnosed blind: the light score"
 	@echo "make check    format, lint, types, import direction, generated code, docs"
@@ -30,7 +31,11 @@ test:
 	$(BIN)/python -m pytest -q --durations=15 -m "not nightly"
 
 test-bf16-xray: test-xray-validator-selftest
-	$(BIN)/python -m pytest -q -m "not nightly" tests/xray tests/validator tests/schemas
+	$(BIN)/python -m pytest -q -m "not nightly and not real_model" tests/xray tests/validator \
+	  tests/schemas
+
+test-bf16: test-bf16-xray
+	$(BIN)/python -m pytest -q -m "not real_model" -k "bf16 or bfloat16"
 
 test-xray-validator-selftest:
 	@$(PYTHON) tools/environment.py test

@@ -1,3 +1,5 @@
+import pytest
+
 from cke.codegen.checkpoints import (
     build_checkpoints,
     call_checkpoints,
@@ -19,6 +21,7 @@ def test_every_level_of_the_toy_verifies() -> None:
     verify_call(toy.calls)
 
 
+@pytest.mark.contract("XRAY-56")
 def test_checkpoint_metadata_is_equal_at_every_level() -> None:
     toy = levels()
     expected = build_checkpoints(toy.build)
@@ -27,6 +30,7 @@ def test_checkpoint_metadata_is_equal_at_every_level() -> None:
     assert expected == call_checkpoints(toy.calls)
 
 
+@pytest.mark.contract("XRAY-56")
 def test_a_checkpoint_names_operation_kernel_function_phase_layers_layout_and_axes() -> None:
     bindings = {
         (item.phase, item.checkpoint.name): item for item in call_checkpoints(levels().calls)
