@@ -100,7 +100,9 @@ def contents_of(folder: Path, *, checksums: bool = True) -> Contents:
 class Campaign(msgspec.Struct, frozen=True, kw_only=True):
     """What an artifact is assembled of: folders of suite, capture and results, and documents.
 
-    `evidence` makes the evidence of a candidate's report from the artifact as it stands.
+    `weights` are digests of the candidates as they are now on disk; the published inspections
+    carry them, so that a folder that was changed or swapped since its score is refused by Law 16.
+    `documents` are written beside the suite by name, None for one that there is not.
     """
 
     suite: Path
@@ -110,6 +112,8 @@ class Campaign(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
     comparator: dict[str, Any]
     approvals: dict[str, Any]
+    weights: dict[str, str] = {}
+    documents: dict[str, dict[str, Any] | None] = {}
 
 
 def lay_out(campaign: Campaign, folder: Path) -> None:
@@ -120,6 +124,9 @@ def lay_out(campaign: Campaign, folder: Path) -> None:
     )
     folder.joinpath(COMPARATOR).write_bytes(pretty(redact(campaign.comparator)))
     folder.joinpath("approvals.json").write_bytes(pretty(redact(campaign.approvals)))
+    for name, value in campaign.documents.items():
+        if value is not None:
+            folder.joinpath(name).write_bytes(pretty(redact(value)))
     environment = pretty(redact(campaign.environment))
     folder.joinpath(ENVIRONMENT).write_bytes(environment)
     results = {BASELINE: campaign.baseline, **campaign.candidates}
@@ -128,7 +135,10 @@ def lay_out(campaign: Campaign, folder: Path) -> None:
         root.mkdir(parents=True)
         report = read_json(source / "report.json")
         root.joinpath("report.json").write_bytes(pretty(redact(report)))
-        root.joinpath("inspection.json").write_bytes(pretty(redact(report.get("inspection"))))
+        inspection = report.get("inspection")
+        if inspection is not None and name in campaign.weights:
+            inspection = {**inspection, "student_weights_sha256": campaign.weights[name]}
+        root.joinpath("inspection.json").write_bytes(pretty(redact(inspection)))
         root.joinpath(ENVIRONMENT).write_bytes(environment)
         for copied in (SCORED_MANIFEST, "routing.json"):
             if source.joinpath(copied).is_file():

@@ -19,7 +19,7 @@ from cke.fidelity.digests import arrays_sha256, file_sha256
 from cke.fidelity.head import Head, blocks
 from cke.fidelity.laws import LAWS_VERSION
 from cke.fidelity.refusal import refuse
-from cke.fidelity.settings import BLOCK
+from cke.fidelity.settings import BLOCK, PROCESS
 from cke.fidelity.subject import Subject
 from cke.fidelity.suite import Context, pretty
 from cke.fidelity.suite_reader import Selection, Suite
@@ -261,6 +261,7 @@ def _manifest(
             "token_sha256": suite.manifest["token_sha256"],
         },
         **_who(reference),
+        "captured_by": PROCESS,
         "reference_routing": reference.identity.routing,
         "lm_head": reference.head.state,
         "hidden_point": reference.head.cut.edge,

@@ -63,11 +63,7 @@ class Head:
 
     def arrays(self) -> dict[str, Array]:
         """Return the weights by `<step>/<parameter>`."""
-        return {
-            f"{step}/{name}": array
-            for step, found in self.weights.items()
-            for name, array in found.items()
-        }
+        return flat_weights(self.weights)
 
     @property
     def sha256(self) -> str:
@@ -88,6 +84,18 @@ class Head:
                 self.cut.head, self._callables, self.weights, {}, {}, {self.cut.edge: hidden[None]}
             )
             return jnp.asarray(out.outputs[0][0], jnp.float32)
+
+
+def flat_weights(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    """Return placed weights by `<step>/<parameter>`; one of several parts as `…/<part>`."""
+    flat: dict[str, Array] = {}
+    for step, found in weights.items():
+        for name, weight in found.items():
+            if isinstance(weight, tuple):
+                flat |= {f"{step}/{name}/{i}": part for i, part in enumerate(weight)}
+            else:
+                flat[f"{step}/{name}"] = weight
+    return flat
 
 
 def execution(mode: Mode) -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from safetensors.numpy import load, save
 from cke.errors.files import write_atomically
 from cke.fidelity.capture_reader import Capture
 from cke.fidelity.digests import arrays_sha256, file_sha256
+from cke.fidelity.head import flat_weights
 from cke.fidelity.refusal import refuse
 from cke.fidelity.routing import (
     KERNEL,
@@ -218,9 +219,7 @@ def ids_sha256(ids: Sequence[Ids]) -> str:
 
 def placed_sha256(subject: Subject) -> str:
     """Return the digest of a subject's weights as they are on the device."""
-    return arrays_sha256(
-        {f"{s}/{n}": array for s, found in subject.weights.items() for n, array in found.items()}
-    )
+    return arrays_sha256(flat_weights(subject.weights))
 
 
 def _run(

@@ -23,6 +23,7 @@ from cke.fidelity.head import blocks
 from cke.fidelity.kld import block_scores, forward_kld
 from cke.fidelity.laws import LAWS_VERSION
 from cke.fidelity.refusal import refuse
+from cke.fidelity.settings import PROCESS
 from cke.fidelity.statistics import Row, mean, summary, worker_agreement
 from cke.fidelity.subject import Subject
 from cke.fidelity.suite import Context, pretty
@@ -35,6 +36,8 @@ Progress = Callable[[str], None]
 FACTS = "run.json"
 REPORT = "report.json"
 SCORED_MANIFEST = "capture-manifest.json"
+WHEN = ("scored_at", "scored_by")
+"""When a run began, and in which process; nothing else may differ between its parts."""
 ARRAYS = ("kld", "reverse", "reference_top1", "agreeing")
 
 
@@ -166,6 +169,7 @@ def run_facts(
         "partition": manifest["partition"],
         "bounded_prefix": manifest["bounded_prefix"],
         "scored_at": clock(),
+        "scored_by": PROCESS,
         "freeze_receipt": freeze,
         "reference_model": manifest["reference_model"],
         "reference_config_sha256": manifest["reference_config_sha256"],
@@ -190,7 +194,7 @@ def _begin(out: Path, facts: dict[str, Any]) -> None:
     plain = msgspec.json.decode(msgspec.json.encode(facts))
     if path.is_file():
         found = read_json(path)
-        timed = {**plain, "scored_at": found.get("scored_at")}
+        timed = {**plain, **{name: found.get(name) for name in WHEN}}
         differing = sorted(key for key in timed if found.get(key) != timed[key])
         if differing:
             refuse("CKE872", [f"`{key}` differs from the run begun here" for key in differing])
@@ -283,9 +287,7 @@ def merge(shards: Sequence[Path], out: Path, contexts: Sequence[Context]) -> dic
     facts = [read_json(folder / FACTS) for folder in shards]
     first = min(facts, key=lambda item: str(item["scored_at"]))
     for folder, item in zip(shards, facts, strict=True):
-        differing = sorted(
-            key for key in first if key != "scored_at" and item.get(key) != first[key]
-        )
+        differing = sorted(key for key in first if key not in WHEN and item.get(key) != first[key])
         if differing:
             refuse(
                 "CKE872", [f"`{key}` differs between shards" for key in differing], file=folder.name

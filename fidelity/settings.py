@@ -12,6 +12,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import jax
 import msgspec
@@ -25,8 +26,11 @@ BLOCK = 64
 SCORER = (
     *("capture.py", "digests.py", "head.py", "kld.py", "routing.py", "score.py", "settings.py"),
     *("statistics.py", "subject.py", "candidates.py", "candidate_formats.py", "capture_reader.py"),
+    "integer_activations.py",
 )
 """The files of this package that can reach a number; pages and receipts cannot."""
+PROCESS = uuid4().hex
+"""This process, as captures and reports name it: who took the one did not score the other."""
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 

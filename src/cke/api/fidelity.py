@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from cke.api.model import Model, load
+from cke.fidelity.campaign import Tools
 from cke.fidelity.candidates import (
     DESCRIPTION,
+    SHARD,
     Description,
     FusedScale,
     Recorder,
@@ -18,11 +20,19 @@ from cke.fidelity.candidates import (
 )
 from cke.fidelity.digests import weights_sha256
 from cke.fidelity.head import PHASE
+from cke.fidelity.integer_activations import Activations, with_integer_activations
+from cke.fidelity.plan import CandidatePlan
 from cke.fidelity.refusal import refuse
 from cke.fidelity.routing import geometry
 from cke.fidelity.settings import Mode
 from cke.fidelity.subject import Identity, Subject
-from cke.fidelity.suite import TokenizerIdentity
+from cke.fidelity.suite import (
+    SuiteRequest,
+    TokenizerIdentity,
+    build_suite,
+    builtin_texts,
+    read_texts,
+)
 from cke.runtime.placement import place_weights
 from cke.runtime.weights.files import ModelFiles
 from cke.runtime.weights.load import Weights
@@ -36,11 +46,17 @@ def open_subject(
     dtype: str = "float32",
     circuit: str | None = None,
     fused_scale: FusedScale = "own",
+    activations: Activations = "float",
 ) -> Subject:
-    """Return the model at `path`, a folder, a GGUF file, or a folder that `quantise` wrote."""
+    """Return the model at `path`, a folder, a GGUF file, or a folder that `quantise` wrote.
+
+    `activations` is `q8_0` for linear layers that multiply integers, as llama.cpp does.
+    """
     if path.joinpath(DESCRIPTION).is_file():
-        return load_candidate(path, mode, fused_scale=fused_scale)
-    return subject_of(load(path, circuit, dtype), mode)
+        found = load_candidate(path, mode, fused_scale=fused_scale)
+    else:
+        found = subject_of(load(path, circuit, dtype), mode)
+    return with_integer_activations(found) if activations == "q8_0" else found
 
 
 def subject_of(model: Model, mode: Mode = "eager") -> Subject:
@@ -126,4 +142,56 @@ def quantise(model: Model, format: str, out: Path, *, head: bool = False) -> Des
     )
     return write_candidate(
         model.package, stored.__getitem__, stored.canonical, identity, format, out, head=head
+    )
+
+
+def quantise_to(path: Path, planned: CandidatePlan, out: Path) -> Path:
+    """Write a format of the model at `path` to the new folder `out`; return what to open.
+
+    llama.cpp's quantiser writes the K formats, as a GGUF file in the folder.
+    """
+    from cke.oracles.gguf_quantise import K_FORMATS, quantise_gguf
+
+    assert planned.format is not None, "a candidate that is made has a format"
+    if planned.format in K_FORMATS:
+        return quantise_gguf(path, planned.format, out / f"{out.name}.gguf")
+    quantise(load(path), planned.format, out, head=planned.head)
+    return out
+
+
+def freeze_suite(path: Path, request: SuiteRequest, out: Path, texts: Path | None = None) -> str:
+    """Write a suite with the tokenizer of the model at `path`, and return the suite's id.
+
+    `texts` is a folder of texts, the shipped ones when it is None.
+    """
+    from cke.fidelity.score import utc_now
+
+    model = load(path)
+    manifest = build_suite(
+        builtin_texts() if texts is None else read_texts(texts),
+        lambda text: model.tokenizer.encode(text, special=False),
+        tokenizer_identity(model),
+        request,
+        out,
+        created_utc=utc_now(),
+    )
+    return str(manifest["suite_id"])
+
+
+def weights_digest(path: Path) -> str:
+    """Return the digest of the weights at `path` as they are on disk now."""
+    if path.joinpath(DESCRIPTION).is_file():
+        return weights_sha256([path / SHARD])
+    return weights_sha256({tensor.file for tensor in load(path).files.located.values()})
+
+
+def campaign_tools() -> Tools:
+    """Return what a campaign does with models, by the functions of this module."""
+    return Tools(
+        open=lambda path, planned: open_subject(
+            path, fused_scale=planned.fused_scale, activations=planned.activations
+        ),
+        make=quantise_to,
+        freeze=freeze_suite,
+        digest=weights_digest,
     )

@@ -47,22 +47,11 @@ def build(
     recipe
         What the recipe is called.
     """
-    from cke.api import load
-    from cke.api.fidelity import tokenizer_identity
-    from cke.fidelity.score import utc_now
-    from cke.fidelity.suite import SuiteRequest, build_suite, builtin_texts, read_texts
+    from cke.api.fidelity import freeze_suite
+    from cke.fidelity.suite import SuiteRequest
 
-    loaded = load(model)
-    found = builtin_texts() if texts is None else read_texts(texts)
-    manifest = build_suite(
-        found,
-        lambda text: loaded.tokenizer.encode(text, special=False),
-        tokenizer_identity(loaded),
-        SuiteRequest(contexts=contexts, length=length, recipe=recipe),
-        out,
-        created_utc=utc_now(),
-    )
-    print(manifest["suite_id"])
+    request = SuiteRequest(contexts=contexts, length=length, recipe=recipe)
+    print(freeze_suite(model, request, out, texts))
     return 0
 
 
@@ -135,6 +124,7 @@ def score(
     out: Out,
     shard: str = "0/1",
     fused_scale: Literal["own", "max"] = "own",
+    activations: Literal["float", "q8_0"] = "float",
     freeze_receipt: Path | None = None,
     mode: ModeOption = "eager",
 ) -> int:
@@ -152,6 +142,8 @@ def score(
         Score only the rows of part i of n, `i/n` from 0; `merge` joins the parts.
     fused_scale
         max scores a kernel with one global scale per fused layer, a substitution.
+    activations
+        q8_0 multiplies integers as llama.cpp does, a substitution; for Q8_0 and Q4_0 weights.
     freeze_receipt
         The receipt that qualification needs.
     """
@@ -166,7 +158,7 @@ def score(
     report = run(
         Capture(capture),
         load_suite(suite),
-        lambda: open_subject(model, mode, fused_scale=fused_scale),
+        lambda: open_subject(model, mode, fused_scale=fused_scale, activations=activations),
         out,
         shard=Shard.parse(shard),
         clock=utc_now,
@@ -202,22 +194,22 @@ def merge(*shards: Path, capture: Path, suite: Path, out: Out) -> int:
 
 @app.command
 def quantise(model: Path, /, *, format: str, out: Out, head: bool = False) -> int:
-    """Write a weight-only candidate of a model's linear layers.
+    """Write a weight-only candidate of a model's linear layers, and print what to open.
 
     Parameters
     ----------
     model
         A folder or a .gguf file.
     format
-        int8, int4, fp8_e4m3, fp8_e5m2, q4_0, q4_1, q5_0, q5_1, q8_0, mxfp4 or nvfp4.
+        int8, int4, fp8_e4m3, fp8_e5m2, q4_0, q4_1, q5_0, q5_1, q8_0, mxfp4 or nvfp4; or by
+        llama.cpp's quantiser q2_k, q3_k_m, q4_k_s, q4_k_m, q5_k_s, q5_k_m or q6_k, a GGUF file.
     head
-        The head's weight too.
+        The head's weight too; llama.cpp decides this itself.
     """
-    from cke.api import load
-    from cke.api.fidelity import quantise as write
+    from cke.api.fidelity import quantise_to
+    from cke.fidelity.plan import CandidatePlan
 
-    description = write(load(model), format, out, head=head)
-    print(f"{description.format} {sum(t.format is not None for t in description.tensors.values())}")
+    print(quantise_to(model, CandidatePlan(format=format, head=head), out))
     return 0
 
 
@@ -311,16 +303,11 @@ def campaign(plan: Path, /, *, out: Out) -> int:
     plan
         TOML: `suite`, `reference`, `[candidates]`, and `rows`, `excluded`, `approvals` at will.
     """
-    from cke.api.fidelity import open_subject
-    from cke.fidelity.campaign import read_plan, run_campaign
+    from cke.api.fidelity import campaign_tools
+    from cke.fidelity.campaign import run_campaign
+    from cke.fidelity.plan import read_plan
 
-    receipts = run_campaign(
-        read_plan(plan),
-        plan.parent,
-        out,
-        lambda path, mode: open_subject(Path(path), mode),
-        progress,
-    )
+    receipts = run_campaign(read_plan(plan), plan.parent, out, campaign_tools(), progress)
     for name, receipt in receipts.items():
         state = "compliant" if receipt.compliant else f"fails laws {list(receipt.failed_laws)}"
         print(f"{name} mean_kld {receipt.mean_kld!r} {state}")
