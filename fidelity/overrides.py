@@ -4,10 +4,15 @@ from collections.abc import Callable
 
 from cke.fidelity.checks.evidence import Document, Evidence, Problem, field
 from cke.fidelity.checks.measurement import repeat_spread
-from cke.fidelity.checks.publication import approval_problems, restricted_reference
+from cke.fidelity.checks.publication import (
+    approval_problems,
+    approved_law,
+    restricted_reference,
+)
 from cke.fidelity.fields import MISSING
 from cke.fidelity.freeze import moment
 from cke.fidelity.laws import law
+from cke.fidelity.refusal import refuse
 
 Case = Callable[[Evidence, Document, list[Problem]], list[str]]
 BEFORE_BINDING = 8
@@ -24,6 +29,23 @@ def denied(number: int, evidence: Evidence, problems: list[Problem]) -> list[str
     if found := approval_problems(entry):
         return [f"the approval {text}" for text in found]
     return CASES[number](evidence, entry, problems)
+
+
+def approved(approvals: Document, number: int, entry: Document) -> Document:
+    """Return approvals with one more; CKE876 for a law without override, or an incomplete entry.
+
+    An approval that is recorded is never replaced: its time is part of it.
+    """
+    problems = [f"the approval {text}" for text in approval_problems(entry)]
+    if approved_law(number) is None:
+        problems.append(f"there is no law {number}")
+    elif law(number).override == "never":
+        problems.append(f"law {number} permits no override")
+    if approval(approvals, number) is not None:
+        problems.append(f"an approval of law {number} is recorded")
+    if problems:
+        refuse("CKE876", problems)
+    return {**approvals, str(number): {**entry, "case": law(number).cases}}
 
 
 def approval(approvals: Document, number: int) -> Document | None:

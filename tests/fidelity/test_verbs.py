@@ -1,42 +1,17 @@
-"""`cke fidelity`, from a campaign file to a published artifact."""
+"""The verbs of `cke fidelity` that score from an artifact, study repeats and record approvals."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cke.cli import main
-from cke.fidelity.artifact import checksum_problems
+from cke.fidelity.checks.measurement import repeat_spread
+from cke.fidelity.checks.publication import approval_problems
 from cke.schemas.reading import read_json
-from tests.fidelity.conftest import ROWS, Tiny
+from tests.fidelity.conftest import Tiny
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.contract("LAW-0.5", "LAW-12.4")
-def test_campaign_file_runs_to_an_artifact_that_is_published_and_ranked(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = tmp_path / "plan.toml"
-    plan.write_text(
-        f'suite = "{tiny.root / "suite"}"\nreference = "{tiny.model}"\nrows = {ROWS}\n'
-        f'[candidates]\nint8 = "{tiny.root / "int8"}"\nnvfp4 = "{tiny.root / "nvfp4"}"\n'
-    )
-    out = tmp_path / "run"
-    assert main(["fidelity", "campaign", str(plan), "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("compliant") == 2
-    report = read_json(out / "scores" / "baseline" / "report.json")
-    assert (report["mean_kld"], report["nonzero_positions"]) == (0.0, 0)
-    artifact = out / "artifact"
-    assert main(["fidelity", "publish", str(artifact), str(tmp_path / "published")]) == 0
-    assert checksum_problems(tmp_path / "published") == []
-    assert main(["fidelity", "leaderboard", str(artifact)]) == 0
-    board = capsys.readouterr().out
-    assert board.index("| int8 ") < board.index("| nvfp4 ")
-    assert main(["fidelity", "check", str(artifact), "int8"]) == 0
-    means = [read_json(out / "scores" / n / "report.json")["mean_kld"] for n in ("int8", "nvfp4")]
-    known = read_json(tiny.root / "score-int8" / "report.json")["mean_kld"]
-    assert means[0] == known < means[1]
 
 
 def test_scoring_verb_needs_only_the_artifact(
@@ -60,3 +35,46 @@ def test_shard_that_is_none_is_refused(
     command = ["fidelity", "score", "m", "--capture", folder, "--suite", str(tiny.root / "suite")]
     assert main([*command, "--out", str(tmp_path / "o"), "--shard", shard]) == 2
     assert "error[CKE873]: a shard expects `i/n`" in capsys.readouterr().err
+
+
+@pytest.mark.contract("LAW-1.6")
+def test_repeat_study_scores_every_pair_of_three_captures(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / f"capture-{index}" for index in range(3)]
+    for folder in folders:
+        shutil.copytree(tiny.capture.folder, folder)
+    out = tmp_path / "repeat-study.json"
+    names = [str(folder) for folder in folders]
+    assert main(["fidelity", "repeat-study", *names, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == "floor 0.0\n"
+    spread, problems = repeat_spread(read_json(out))
+    assert (spread, problems) == (0.0, [])
+    assert [pair["positions"] for pair in read_json(out)["pairwise"]] == [48, 48, 48]
+    assert main(["fidelity", "repeat-study", names[0], names[0], names[1], "--out", str(out)]) == 2
+    assert "a repeat study expects 3 captures" in capsys.readouterr().err
+    head = folders[2] / "manifest.json"
+    head.write_text(head.read_text().replace('"score_from": 0', '"score_from": 1'))
+    assert main(["fidelity", "repeat-study", *names, "--out", str(out)]) == 2
+    assert "score_from (`score_from`)" in capsys.readouterr().err
+
+
+@pytest.mark.contract("LAW-13.1", "LAW-13.4")
+def test_approval_is_recorded_once_and_only_where_a_law_permits_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "approvals.json"
+    given = ["--approver", "A. Person", "--justification", "why", "--out", str(out)]
+    assert main(["fidelity", "approve", "1", *given]) == 0
+    entry = read_json(out)["1"]
+    assert approval_problems(entry) == []
+    assert entry["approver"] == "A. Person"
+    assert main(["fidelity", "approve", "1", *given]) == 4
+    assert "an approval of law 1 is recorded" in capsys.readouterr().err
+    for number in (2, 3, 4, 5, 6, 7, 9, 10, 13, 14, 17):
+        assert main(["fidelity", "approve", str(number), *given]) == 4
+        assert f"law {number} permits no override" in capsys.readouterr().err
+    blank = ["--approver", " ", "--justification", "why", "--out", str(out)]
+    assert main(["fidelity", "approve", "12", *blank]) == 4
+    assert "the approval has no `approver`" in capsys.readouterr().err
+    assert list(read_json(out)) == ["1"]

@@ -1,6 +1,6 @@
 """Subjects of fidelity from model folders and GGUF files, each inspected while it loads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from cke.fidelity.candidates import (
     write_candidate,
 )
 from cke.fidelity.digests import weights_sha256
-from cke.fidelity.head import PHASE
+from cke.fidelity.head import PHASE, blocks
 from cke.fidelity.integer_activations import Activations, with_integer_activations
 from cke.fidelity.plan import CandidatePlan
 from cke.fidelity.refusal import refuse
@@ -195,3 +195,18 @@ def campaign_tools() -> Tools:
         freeze=freeze_suite,
         digest=weights_digest,
     )
+
+
+def logits_of(path: Path, *, bos: bool) -> tuple[Callable[[np.ndarray], np.ndarray], int | None]:
+    """Return a model's logits f32[T, V] of i32[T], compiled; with `bos`, also its first token."""
+    subject = open_subject(path, "compiled")
+    first = load(path).tokenizer.bos if bos else None
+    if bos and first is None:
+        refuse("CKE872", "the model has no token that begins a text", file=path.name)
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        hidden = subject.hidden(tokens)
+        parts = [np.asarray(subject.head.logits(hidden[part])) for part in blocks(len(tokens))]
+        return np.concatenate(parts)
+
+    return logits, first

@@ -14,6 +14,10 @@ app = App(name="fidelity", help="Measure distribution fidelity under the laws.")
 suite_app = App(name="suite", help="Build and verify suites of frozen tokens.")
 app.command(suite_app)
 
+app.command("cke.cli.fidelity_records:repeat_study", name="repeat-study")
+app.command("cke.cli.fidelity_records:approve", name="approve")
+app.command("cke.cli.fidelity_records:base_logits", name="base-logits")
+
 Out = Annotated[Path, Parameter(help="The new folder.")]
 ModeOption = Annotated[
     Literal["eager", "compiled"],
