@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
 .PHONY: xray-vision-parity help demo test check format golden docs wheel xray clean
-.PHONY: test-bf16 test-bf16-xray test-xray-validator-selftest
+.PHONY: test-bf16 test-bf16-xray test-xray-validator-selftest test-xray-validator-nightly
 
 help:
 	@echo "make demo     SmolLM2-135M answers a prompt through generated code"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-bf16                     every test of bf16, nightly ones too, and the next two"
 	@echo "make test-bf16-xray                X-Ray's own tests, and the light self-test"
 	@echo "make test-xray-validator-selftest  known faults, diagnosed blind: the light score"
+	@echo "make test-xray-validator-nightly   the whole catalogue, resumable; writes the scoreboard"
 	@echo "make check    format, lint, types, import direction, generated code, docs"
 	@echo "make format   format the code"
 	@echo "make golden   rewrite the golden files and published schemas; read the diff"
@@ -40,6 +41,10 @@ test-bf16: test-bf16-xray
 test-xray-validator-selftest:
 	@$(PYTHON) tools/environment.py test
 	$(BIN)/cke validate --light --jobs 2 --out $(or $(XRAY_OUTPUT_DIR),.venv/validate)
+
+test-xray-validator-nightly:
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/cke validate --nightly --jobs 2 --out $(or $(XRAY_OUTPUT_DIR),.venv/nightly)
 
 check:
 	@$(PYTHON) tools/environment.py test

@@ -8,6 +8,7 @@ from cke.errors import CkeError
 from cke.validator.choose import light_cases, nightly_cases
 from cke.validator.entries import read_catalogue
 from cke.validator.validate import chosen_cases
+from cke.xray.classes import OWNERS
 
 CATALOGUE = read_catalogue()
 
@@ -33,14 +34,7 @@ def test_the_light_gate_has_faults_and_controls_of_every_stage() -> None:
     cases = light_cases(CATALOGUE)
     assert {case.kind for case in cases} == {"fault", "control", "equivalent"}
     owners = {case.expected.fix_owner for case in cases} - {None}
-    assert owners == {
-        "circuit",
-        "kernel",
-        "weights",
-        "runtime",
-        "reference_adapter",
-        "compiler",
-    }
+    assert owners == set(OWNERS)
 
 
 def test_a_pattern_that_matches_no_case_is_refused() -> None:
