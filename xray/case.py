@@ -165,4 +165,5 @@ class Case:
             TraceValues(*oracles),
             self.subject,
             self.subject.constants,
+            self.stages["weights"].state == "passed",
         )

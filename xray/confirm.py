@@ -95,12 +95,12 @@ def confirm(bench: Bench, judged: Judged) -> Outcome:
 
 
 def _equivalent(bench: Bench, judged: Judged, kept: list[Tried]) -> tuple[list[Tried], list[Tried]]:
-    """Return one of several changes to one op that give the same numbers, and the others.
+    """Return one of several changes to an operator that give the same numbers, and the others.
 
     Changes that are one function (softmax of the chosen logits, renormalised softmax of all)
     cannot be told apart by any input, and need not be.
     """
-    if len(kept) < 2 or any(item.op.id != kept[0].op.id for item in kept):
+    if len(kept) < 2 or any(item.op.operator != kept[0].op.operator for item in kept):
         return kept, []
     results = [
         bench.reference(judged.segment, judged.site, item.candidate.change).result(judged.site)

@@ -39,11 +39,13 @@ class Bench:
         oracle: TraceValues,
         weights: SubjectWeights,
         constants: dict[str, Any],
+        weights_compared: bool = True,
     ) -> None:
         self.graphs = graphs
         self.subject, self.oracle = subject, oracle
         self.weights = weights
         self.constants = constants
+        self.weights_compared = weights_compared
 
     def graph(self, segment: int) -> ProgramGraph:
         """Return the graph of the phase that a segment ran."""

@@ -88,6 +88,19 @@ def explain(bench: Bench, judged: Judged) -> Finding:
     counterfactual, op, step = found
     if counterfactual.kind == "position" and counterfactual.new in OFFSETS:
         return _offset(base, counterfactual, outcome.tried)
+    holds = any(op.weights) or op.operator.startswith("expert")
+    if counterfactual.kind == "insertion" and holds and not bench.weights_compared:
+        return msgspec.structs.replace(
+            base,
+            because=(
+                *base.because,
+                f"with {describe(counterfactual)} the edge agrees, and a weight of `{op.id}` that "
+                "differs would do the same",
+            ),
+            also_closing=(counterfactual,),
+            tried=outcome.tried,
+            question=f"whether `{op.id}` holds the oracle's own weights, which a live oracle shows",
+        )
     name, owner = _class_of(counterfactual, op)
     graph = bench.graph(judged.segment)
     return msgspec.structs.replace(
