@@ -7,7 +7,7 @@ from cke.codegen.build_ir import BuildIR
 from cke.codegen.levels import Levels
 from cke.codegen.lowered_ir import LoweredIR
 from cke.codegen.passes.choose_fusion_groups import choose_fusion_groups
-from cke.codegen.passes.drop_dead_results import drop_dead_results
+from cke.codegen.passes.drop_dead_results import drop_dead_results, refuse_unread_weights
 from cke.codegen.passes.lower_build_to_graph import lower_build_to_graph
 from cke.codegen.passes.lower_graph_to_lowered import lower_graph_to_lowered
 from cke.codegen.passes.lower_lowered_to_call import lower_lowered_to_call
@@ -32,7 +32,8 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 def lower(ir: BuildIR) -> Levels:
-    """Lower a BuildIR to calls, verifying each level."""
+    """Lower a BuildIR to calls, verifying each level; a weight that nothing reads is CKE573."""
+    refuse_unread_weights(ir)
     verify_build(ir)
     levels: dict[type, Any] = {BuildIR: ir}
     current: Any = ir

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -262,10 +264,14 @@ class KernelReplayer(Replayer):
 def run_kernel(
     kernel_id: str, function: str, arguments: list[Any], constants: Mapping[str, Any]
 ) -> Any:
-    """Return what a kernel of the registry gives, called as generated code calls it."""
+    """Return what a kernel of the registry gives, called as generated code calls it.
+
+    Its operands are arrays of JAX, as there: kernels update caches in place with `.at`.
+    """
     module = importlib.import_module(f"cke.kernel_registry.kernels.{kernel_id}")
     kernel: Callable[..., Any] = getattr(module, function)
-    return kernel(*arguments, **{name: _constant(item) for name, item in constants.items()})
+    operands = jax.tree.map(jnp.asarray, arguments)
+    return kernel(*operands, **{name: _constant(item) for name, item in constants.items()})
 
 
 def _definition(name: str) -> Callable[..., Any]:

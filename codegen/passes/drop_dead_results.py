@@ -6,7 +6,10 @@ import msgspec
 
 from cke.codegen.build_ir import BuildIR, Function, Op
 from cke.codegen.checkpoints import is_captured
+from cke.errors import CkeError, Diagnostic, Note
 from cke.schemas.ir import Edge
+
+HELP = "use it in an equation, or remove its part and name the tensors under `ignore tensors`"
 
 
 def drop_dead_results(ir: BuildIR) -> BuildIR:
@@ -19,6 +22,26 @@ def drop_dead_results(ir: BuildIR) -> BuildIR:
         for program in ir.programs
     )
     return msgspec.structs.replace(ir, programs=programs)
+
+
+def refuse_unread_weights(ir: BuildIR) -> None:
+    """Raise CKE573 at the first weight that only makes values which nothing reads."""
+    for program, left in zip(ir.programs, drop_dead_results(ir).programs, strict=True):
+        for function, kept in zip(program.functions, left.functions, strict=True):
+            read = {name for op in kept.ops for name in (*op.weights, *op.inputs)}
+            unread = next((w.name for w in function.weights if w.name not in read), None)
+            if unread is None:
+                continue
+            op = next(op for op in function.ops if unread in (*op.weights, *op.inputs))
+            raise CkeError(
+                Diagnostic(
+                    code="CKE573",
+                    message=f"expected the weight `{unread}` to reach a result, got `{op.id}`, "
+                    "which makes nothing that is read",
+                    span=op.span,
+                    notes=(Note(HELP, label="help"),),
+                )
+            )
 
 
 def _drop(function: Function, capture: tuple[str, ...]) -> Function:

@@ -1,3 +1,5 @@
+import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,23 @@ def test_a_capture_that_names_no_checkpoint_is_an_error() -> None:
     assert str(raised.value).splitlines()[0] == (
         "circuits/llama.circuit: error[CKE572]: expected a capture of a checkpoint, "
         "got `attention.rope_querry`, which names none"
+    )
+
+
+def test_a_weight_that_makes_nothing_that_is_read_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "circuits"
+    shutil.copytree(Path(str(files("cke.circuits"))), folder)
+    block = folder / "blocks" / "decoder.circuit"
+    block.write_text(block.read_text().replace("append(kv, k, v)", "append(kv, k, k)"))
+    with pytest.raises(CkeError) as raised:
+        lower_circuit(folder / "llama.circuit", reference_source("llama"), "f32")
+    assert (
+        str(raised.value)
+        .splitlines()[0]
+        .endswith(
+            "error[CKE573]: expected the weight `attention.v_proj.weight` to reach a result, "
+            "got `attention.v_proj`, which makes nothing that is read"
+        )
     )
 
 
