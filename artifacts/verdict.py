@@ -76,7 +76,7 @@ def build_report(
         prefix_reproduction=findings.reproduction,
         layer_localization=findings.layers,
         intra_layer_localization=findings.stages,
-        next_action=None if found == "PASS" else next_action(found, findings),
+        next_action=None if found == "PASS" else next_action(found, findings, setting.level),
     )
 
 
@@ -92,8 +92,8 @@ def _reason(findings: Findings) -> str:
     return findings.tokens.status
 
 
-def next_action(verdict: Outcome, findings: Findings) -> str:
-    """Return one sentence that says how to go on."""
+def next_action(verdict: Outcome, findings: Findings, level: Level) -> str:
+    """Return one sentence that says how to go on; the demo has no model to diagnose."""
     if verdict == "HARNESS_ERROR":
         return "read the message, and run the comparison again"
     if verdict == "UNSUPPORTED":
@@ -101,9 +101,15 @@ def next_action(verdict: Outcome, findings: Findings) -> str:
     if verdict == "INCONCLUSIVE":
         return "make both runs comparable in what the preflight names, and run again"
     layers, stages = findings.layers, findings.stages
+    where = "the token mismatch"
     if isinstance(layers, LayerLocalization) and layers.target_layer is not None:
         where = f"layer {layers.target_layer}"
         if stages is not None and stages.interval is not None:
             where += f", {stages.interval.notation}"
-        return f"diagnose {where} with `cke xray`, at step {layers.runtime_checkpoint_step}"
-    return "diagnose the token mismatch with `cke xray` on the same tokens"
+        where += f", at step {layers.runtime_checkpoint_step}"
+    how = (
+        "as `cke xray` does for a model"
+        if level == "demo"
+        else "with the `cke xray` command that was printed"
+    )
+    return f"diagnose {where}, {how}"

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from cke.artifacts.verify import EngineRunner, Findings
 from cke.artifacts.writing import write_artifact
 from cke.cli import main
 from cke.cli.verify import Common, attempt
+from cke.cli.verify_packet import forced_rows, xray_command
 from cke.errors import Diagnostic
 from cke.schemas.reading import decode
 from cke.schemas.verification_report import LedgerRecord, VerificationReport
@@ -250,7 +253,9 @@ def test_backends_and_runtimes_of_a_model_are_compared(tiny_model, tmp_path, rep
 
 @pytest.mark.slow
 @pytest.mark.contract("LIS-137", "LIS-138", "LIS-149", "LIS-131")
-def test_planted_attribute_of_a_model_is_found_in_its_stage(tiny_model, tmp_path, repository):
+def test_planted_attribute_of_a_model_is_found_in_its_stage(
+    tiny_model, tmp_path, repository, capsys
+):
     source = repository / "circuits" / "blocks"
     text = (source / "decoder.circuit").read_text()
     assert "residual_scale: float = 1\n" in text
@@ -269,6 +274,51 @@ def test_planted_attribute_of_a_model_is_found_in_its_stage(tiny_model, tmp_path
     assert found.layer_localization.target_layer == 0
     interval = found.intra_layer_localization.interval
     assert interval.notation == "(attention_output_projection, post_attention_residual]"
+    following = capsys.readouterr().out.splitlines()[-1]
+    assert following.startswith("next: cke xray --model ")
+    assert main(shlex.split(following)[2:]) == 1
+    shown = capsys.readouterr().out
+    assert "layer.0.edge/x/scale is the first edge that differs from cke." in shown
+    assert "`by` 1.0 in place of 0.5" in shown
+
+
+@pytest.mark.contract("LIS-137")
+def test_packet_of_a_regression_ends_at_the_mismatch():
+    found = workflow()[0]
+    prefix = found.tokens.prefix.token_ids
+    assert forced_rows((3, 5, 7), found) == ("3 5", "; ".join(map(str, (7, *prefix))))
+    assert forced_rows((3,), found) == ("3", "; ".join(map(str, prefix)))
+    assert forced_rows((3,), Findings()) == ("3", "")
+    words = xray_command(Path("m.gguf"), "c.circuit", "bfloat16", "llamacpp", Path("a"))
+    assert shlex.join(words) == (
+        "cke xray --model m.gguf --oracle llamacpp --circuit c.circuit --dtype bfloat16 "
+        "--out a/xray"
+    )
+    plain = xray_command(Path("m"), None, "float32", "pytorch", Path("a"))
+    assert shlex.join(plain) == "cke xray --model m --oracle pytorch --out a/xray"
+
+
+@pytest.mark.contract("LIS-137")
+def test_command_that_goes_on_is_printed_for_a_regression_alone(tmp_path, capsys):
+    for fault, code, lines in ((None, 0, 2), (FAULT, 4, 3)):
+        runners = (EngineRunner(SeededEngine()), EngineRunner(SeededEngine(fault=fault)))
+        request = msgspec.structs.replace(PLAIN, generate=12)
+        options = Common(out=tmp_path / str(code))
+        setting = msgspec.structs.replace(SETTING, level="backend")
+
+        def command(folder, findings):
+            return ["cke", "xray", str(findings.layers.target_layer), folder.name]
+
+        assert attempt(options, setting, request, lambda: runners, command) == code  # noqa: B023
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) == lines
+        folder, report = report_of(options.out)
+        if fault is not None:
+            assert shown[-1] == f"next: cke xray 2 {folder.name}"
+            assert report.next_action == (
+                "diagnose layer 2, (post_attention_residual, mlp_norm_output], at step 6, "
+                "with the `cke xray` command that was printed"
+            )
 
 
 def test_verify_help_lists_the_levels():

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from cke.cli.output import progress
+from cke.cli.verify_packet import PACKET, forced_rows, keep_packet, xray_command
 
 if TYPE_CHECKING:
+    from cke.api.execution import ModelEngine
     from cke.artifacts.engine import RunRequest
     from cke.artifacts.verdict import Setting
-    from cke.artifacts.verify import Runner
+    from cke.artifacts.verify import Findings, Runner
 
 app = App(name="verify", help="Compare two runtimes on the same tokens, down to a stage.")
 
@@ -116,6 +118,8 @@ def backend(
     policy
         raw greedy, or lis.
     """
+    from cke.artifacts.verify import EngineRunner
+
     sides = (
         (reference_circuit, reference_dtype, reference_driver),
         (candidate_circuit, candidate_dtype, candidate_driver),
@@ -125,11 +129,22 @@ def backend(
     if reference_dtype != candidate_dtype:
         setting = _replace(setting, submode="precision_policy_comparison")
 
+    engines: list[ModelEngine] = []
+
     def runners() -> "tuple[Runner, Runner]":
-        one, two = (_model_runner(model, *side) for side in sides)
+        engines.extend(_engine(model, *side) for side in sides)
+        one, two = map(EngineRunner, engines)
         return one, two
 
-    return attempt(common, setting, _request(tokens, generate, policy), runners)
+    request = _request(tokens, generate, policy)
+
+    def command(folder: Path, findings: "Findings") -> list[str]:
+        oracle = folder / PACKET
+        keep_packet(engines[0], reference_circuit, request.tokens, findings, oracle)
+        circuit, dtype, _ = sides[1]
+        return xray_command(model, circuit, dtype, str(oracle), folder)
+
+    return attempt(common, setting, request, runners, command)
 
 
 @app.command
@@ -167,6 +182,7 @@ def runtime(
     """
     from cke.artifacts.outside import CommandRunner, RecordedRunner
     from cke.artifacts.refusal import refuse_request
+    from cke.artifacts.verify import EngineRunner
 
     if (reference_command is None) == (recorded is None):
         refuse_request("expected --reference-command or --recorded, and not both")
@@ -179,10 +195,17 @@ def runtime(
             first = RecordedRunner(recorded)
         else:
             first = CommandRunner(shlex.split(reference_command or ""), model)
-        return first, _model_runner(model, circuit, dtype, "per_layer")
+        return first, EngineRunner(_engine(model, circuit, dtype, "per_layer"))
 
     request = _request(tokens, generate, policy, context)
-    return attempt(common, setting, request, runners)
+
+    def command(folder: Path, findings: "Findings") -> list[str]:
+        live = "llamacpp" if model.suffix == ".gguf" else "pytorch"
+        rows = forced_rows(request.tokens, findings)
+        forced = ["--tokens", rows[0], *(["--steps", rows[1]] if rows[1] else [])]
+        return [*xray_command(model, circuit, dtype, live, folder), *forced]
+
+    return attempt(common, setting, request, runners, command)
 
 
 def _stem(circuit: str | None) -> str:
@@ -220,13 +243,12 @@ def _request(tokens: str, generate: int, policy: str, context: int = 0) -> "RunR
     return RunRequest(tokens=ids, generate=generate, policy=chosen, context=context)
 
 
-def _model_runner(model: Path, circuit: str | None, dtype: str, driver: str) -> "Runner":
+def _engine(model: Path, circuit: str | None, dtype: str, driver: str) -> "ModelEngine":
     from cke.api import load
     from cke.api.execution import ModelEngine
-    from cke.artifacts.verify import EngineRunner
 
     loaded = load(model, circuit, dtype, driver=driver, progress=progress)
-    return EngineRunner(ModelEngine(loaded, "tokens", circuit))
+    return ModelEngine(loaded, "tokens", circuit)
 
 
 class _Interrupted(BaseException):
@@ -242,16 +264,21 @@ def attempt(
     setting: "Setting",
     request: "RunRequest",
     runners: "Callable[[], tuple[Runner, Runner]]",
+    command: "Callable[[Path, Findings], list[str]] | None" = None,
 ) -> int:
-    """Run one attempt to its report, whatever happens, and return its exit code."""
+    """Run one attempt to its report, whatever happens, and return its exit code.
+
+    `command` gives the words of the diagnosis that goes on from a regression.
+    """
     from cke.artifacts.attempt import Attempt
     from cke.artifacts.refusal import UnsupportedError
-    from cke.artifacts.verdict import INTERRUPTED, build_report
+    from cke.artifacts.verdict import INTERRUPTED, build_report, verdict_of
     from cke.artifacts.verify import Comparison, Findings
     from cke.errors import CkeError
 
     found = Attempt(common.out)
     findings = Findings()
+    following: list[str] = []
 
     def note(stage: str, status: str, sha: str | None) -> None:
         found.note(stage, status, sha)
@@ -270,6 +297,9 @@ def attempt(
             if common.debug_retain:
                 for name, document in comparison.kept.items():
                     found.keep(name, document)
+            if command is not None and verdict_of(findings) == "REGRESSION":
+                following = command(found.folder, findings)
+                note("xray_packet", "ready", None)
         report = build_report(found, setting, findings)
     except UnsupportedError as error:
         message = error.diagnostics[0].message
@@ -289,6 +319,8 @@ def attempt(
     found.close()
     print(f"{report.verdict} {report.reason}")
     print(f"report: {found.folder / 'report.md'}")
+    if following:
+        print(f"next: {shlex.join(following)}")
     return report.exit_code
 
 
