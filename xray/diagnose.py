@@ -4,6 +4,7 @@ A finding in one stage stops the later ones. Captures are asked for in rounds: a
 the edges of the first failing block, then, while nothing local explains it, of the blocks above.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,20 +13,23 @@ import msgspec
 from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest
 from cke.schemas.attention_packet import PacketMeasurement
-from cke.schemas.diagnosis import Diagnosis
+from cke.schemas.diagnosis import Diagnosis, Point
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
 from cke.xray.diff import OVER
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph
 from cke.xray.joins import declared_fault
-from cke.xray.locate import compiled_fault, first_fault
+from cke.xray.locate import POSITIONS, compiled_fault, first_fault
 from cke.xray.packets import weigh_packet, with_packet
 from cke.xray.plan import block_edges, remaining, sparse_edges
 from cke.xray.report import report_of
 from cke.xray.sides import OracleSide, SubjectSide
 
 Then = Callable[[Case, Diagnosis], Diagnosis]
+
+AGREE = 0.01
+"""Two oracles agree where their distances from the subject differ by no more than this part."""
 
 
 def diagnose(
@@ -193,7 +197,28 @@ def _with_second(finding: Finding, second: Diagnosis) -> Finding:
             ),
             question=None,
         )
-    return msgspec.structs.replace(
-        finding,
-        because=(*finding.because, f"the second oracle ({name}) differs from the subject too"),
+    told = (*finding.because, f"the second oracle ({name}) differs from the subject too")
+    if finding.failure_class is None and any(_as_far(finding, point) for point in same):
+        return msgspec.structs.replace(
+            finding,
+            failure_class=(
+                "POSITION_CONTRACT_MISMATCH"
+                if finding.operator in POSITIONS
+                else "CIRCUIT_SEMANTICS_DIVERGENCE"
+            ),
+            owner="circuit",
+            because=(*told, "and by as much: two oracles agree on what the circuit does not say"),
+            question=None,
+        )
+    return msgspec.structs.replace(finding, because=told)
+
+
+def _as_far(finding: Finding, point: Point) -> bool:
+    """Return whether a point of another report is as far from the subject as the finding is."""
+    mine = None if finding.metrics is None else finding.metrics.relative_rmse
+    if mine is None or point.relative_rmse is None:
+        return False
+    place = (finding.segment, finding.role)
+    return place == (point.segment, point.role) and math.isclose(
+        mine, point.relative_rmse, rel_tol=AGREE
     )
