@@ -7,38 +7,49 @@ from cke.runtime.trace_reader import read_trace
 from cke.schemas.diagnosis import Counterfactual, Diagnosis, Replay
 from cke.schemas.ir import Node
 from cke.schemas.numerical_report import Gate, Metrics
-from cke.xray.bundle import KeptWeights, read_manifest
+from cke.xray.bundle_reader import KeptWeights, malformed, read_manifest
 from cke.xray.confirm import confirm
+from cke.xray.diff import OVER
 from cke.xray.graph import ProgramGraph
+from cke.xray.joins import binding_fault, metadata_fault, schedule_fault
 from cke.xray.local import Bench, judge
 from cke.xray.metrics import compare
+from cke.xray.registry import registry_fault
 from cke.xray.replay import KernelReplayer, NotReplayable
 from cke.xray.tell import described, error_text, replay_rows
 from cke.xray.values import TraceValues
 
 
 class Rejudged(Node, frozen=True):
-    """What the bundle's evidence shows here; `missing` says why it shows nothing."""
+    """What the bundle's evidence shows here; `missing` says why it shows nothing.
 
-    checkpoint_id: str
+    `failure_class` is what the metadata shows, for a report that no op stands behind.
+    """
+
+    checkpoint_id: str | None
     outcome: Literal["same", "differs", "missing"]
     missing: str | None
     replay: Replay | None
     confirmed_by: Counterfactual | None
     program_against_kernels: Metrics | None
+    failure_class: str | None = None
 
 
-def rejudge(folder: Path, report: Diagnosis) -> Rejudged:
+def rejudge(folder: Path, report: Diagnosis, evidence: str = "op") -> Rejudged:
     """Return the finding of an unpacked bundle, judged again; kernels run on this machine."""
     found = report.first_divergence
-    assert found is not None, "a bundle is packed of a finding"
-    assert found.checkpoint_id is not None, "its finding names an edge"
+    if evidence == "metadata":
+        return _join_again(folder, report)
+    if found is None or found.checkpoint_id is None:
+        raise malformed(folder.parent / "report.json", "its report names no edge")
     weights = KeptWeights(folder)
     manifest = read_manifest(folder / "manifest.json")
     graphs = {p.phase: ProgramGraph(manifest, p.phase) for p in manifest.graph.programs}
     subject, oracle = (TraceValues(read_trace(folder / side)) for side in ("subject", "oracle"))
     bench = Bench(graphs, subject, oracle, weights, weights.constants)
     segment = found.segment or 0
+    if segment >= len(subject.segments):
+        raise malformed(folder.parent / "report.json", f"forward {segment} is in no trace")
     graph = bench.graph(segment)
     site = graph.site_of(found.checkpoint_id, found.role)
     missing = None if site is not None else f"the edge `{found.checkpoint_id}`"
@@ -67,6 +78,46 @@ def rejudge(folder: Path, report: Diagnosis) -> Rejudged:
         confirmed_by=change,
         program_against_kernels=program,
     )
+
+
+def _join_again(folder: Path, report: Diagnosis) -> Rejudged:
+    """Return what the metadata shows, and for a report with numbers what its own rows say."""
+    found = report.first_divergence
+    fault = registry_fault(read_manifest(folder / "manifest.json"))
+    missing = None
+    if fault is None and (folder / "subject").is_dir():
+        mine, theirs = (read_trace(folder / side).trace.body for side in ("subject", "oracle"))
+        manifest = read_manifest(folder / "manifest.json")
+        fault = (
+            binding_fault(mine, theirs)
+            or schedule_fault(mine, theirs)
+            or metadata_fault(manifest, mine, theirs)
+        )
+    name = None if fault is None else fault.failure_class
+    outcome: Literal["same", "differs", "missing"] = "differs"
+    if found is None:
+        outcome = "same" if fault is None and _verdict(report) == report.verdict else "differs"
+    elif fault is not None:
+        at = (found.failure_class, found.checkpoint_id)
+        outcome = "same" if (name, fault.checkpoint_id) == at else "differs"
+    else:
+        outcome, missing = "missing", f"what the {found.stage} stage looked at"
+    return Rejudged(
+        checkpoint_id=None if found is None else found.checkpoint_id,
+        outcome=outcome,
+        missing=missing,
+        replay=None,
+        confirmed_by=None,
+        program_against_kernels=None,
+        failure_class=name,
+    )
+
+
+def _verdict(report: Diagnosis) -> str:
+    if any(ranking.flips for ranking in report.rankings):
+        return "behavioral_divergence"
+    over = any(point.status in OVER for point in report.points)
+    return "cosmetic_drift" if over else "pass_within_gate"
 
 
 def _outcome(
@@ -98,9 +149,13 @@ def told(result: Rejudged) -> str:
     """Return the result as a person reads it."""
     if result.missing is not None:
         return (
-            f"{result.checkpoint_id} cannot be judged from the bundle: {result.missing} is not in "
-            "it.\nRun the command of report.md with the model."
+            f"{result.checkpoint_id or 'The finding'} cannot be judged from the bundle: "
+            f"{result.missing} is not in it.\nRun the command of report.md with the model."
         )
+    if result.replay is None and result.program_against_kernels is None:
+        what = result.failure_class or "nothing that is wrong"
+        again = "the same as" if result.outcome == "same" else "another result than"
+        return f"The metadata was joined again and shows {what}: {again} the report's."
     lines = [
         f"{result.checkpoint_id}, judged again from the bundle: "
         + ("the same finding." if result.outcome == "same" else "another result than the report's.")

@@ -140,7 +140,8 @@ def _last_passing(case: Case, finding: Finding, rows: list[Row]) -> str | None:
             break
         if row.status in OVER:
             break
-        last = row.checkpoint_id
+        if not (row.role or "").startswith("new_"):
+            last = row.checkpoint_id
     return last
 
 

@@ -15,6 +15,14 @@ from cke.xray.packets import told
 WIDTH = 100
 LINES = 30
 LABEL = 10
+UNITS = {
+    "binding": "rounds",
+    "schedule": "forwards",
+    "metadata": "tensors",
+    "weights": "weights",
+    "numbers": "edges",
+    "behaviour": "positions",
+}
 NAMES = {"pytorch": "PyTorch", "llamacpp": "llama.cpp", "reference": "the float64 reference"}
 
 
@@ -93,7 +101,7 @@ def place(found: Divergence) -> str:
 def _what(report: Diagnosis, found: Divergence) -> Iterable[str]:
     parts = []
     if found.failure_class is not None:
-        yield from _wrapped("class", f"{found.failure_class} ({found.stage})")
+        yield from _wrapped("class", found.failure_class)
     if found.op is not None:
         kernel = f", kernel `{found.kernel_id}`" if found.kernel_id else ""
         parts.append(f"`{found.op}` ({found.operator}{kernel})")
@@ -263,7 +271,11 @@ def _cropped(lines: list[str]) -> Iterable[str]:
 
 
 def _checked(report: Diagnosis) -> Iterable[str]:
-    good = [f"{stage.name} {stage.checked}" for stage in report.stages if stage.state == "passed"]
+    good = [
+        f"{stage.name} ({stage.checked} {UNITS[stage.name]})"
+        for stage in report.stages
+        if stage.state == "passed"
+    ]
     missing = [s.name for s in report.stages if s.state in ("not_reached", "not_available")]
     text = "good: " + ", ".join(good) if good else "nothing passed yet"
     rest = f"; not reached or not at hand: {', '.join(missing)}" if missing else ""
@@ -321,14 +333,30 @@ def command_lines(label: str, command: str) -> list[str]:
     """Return a command on lines that fit, to be pasted as it is."""
     room = WIDTH - LABEL - 4
     lines: list[str] = [""]
-    for word in shlex.split(command):
-        item = shlex.quote(word)
+    for item in _flags(shlex.split(command)):
         if lines[-1] and len(lines[-1]) + 1 + len(item) > room:
             lines[-1] += " \\"
             lines.append("   " + item)
         else:
             lines[-1] = f"{lines[-1]} {item}".strip() if len(lines) == 1 else f"{lines[-1]} {item}"
     return [f"{label if i == 0 else '':<{LABEL}}{line}" for i, line in enumerate(lines)]
+
+
+def _flags(words: list[str]) -> Iterable[str]:
+    """Yield each flag with its value, quoted, so that no line ends between them."""
+    kept = ""
+    for word in map(shlex.quote, words):
+        if kept and not word.startswith("--"):
+            yield f"{kept} {word}"
+            kept = ""
+            continue
+        if kept:
+            yield kept
+        kept = word if word.startswith("--") else ""
+        if not kept:
+            yield word
+    if kept:
+        yield kept
 
 
 def _wrapped(label: str, text: str) -> list[str]:

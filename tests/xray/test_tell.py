@@ -49,8 +49,8 @@ def test_a_finding_says_what_where_how_much_why_who_and_what_to_do() -> None:
         "owner circuit — the circuit file",
         "- q = rope(q, positions, freqs, base: 12345.0)",
         "+ q = rope(q, positions, freqs, base: 10000.0)",
-        "good: binding 21, schedule 21, metadata 21, weights 21; not reached or not at hand: "
-        "behaviour",
+        "good: binding (21 rounds), schedule (21 forwards), metadata (21 tensors), weights (21 "
+        "weights); not reached or not at hand: behaviour",
         "37/37 ops have X-ray edges, 43 of 45 graph edges; 24 + 24 tensors in 1 round",
         "again cke xray --model model --oracle pytorch --out out",
     ):

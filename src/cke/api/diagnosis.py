@@ -1,6 +1,7 @@
 """X-Ray on a model or on traces: builds and captures the sides, and hands them to the diagnosis."""
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -31,11 +32,13 @@ from cke.runtime.weights.load import Weights
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Identity
-from cke.xray.bundle import EVIDENCE, keep_evidence
+from cke.xray.bundle import keep_evidence
+from cke.xray.bundle_files import EVIDENCE
 from cke.xray.diagnose import diagnose
 from cke.xray.weights import OracleWeights
 
 LIVE = ("pytorch", "llamacpp", "reference")
+MAX_REPORT = 256 << 20
 
 
 class ModelSubject:
@@ -136,12 +139,21 @@ class RecordedOracle:
         self.weight_dtypes = dict(producer.weight_dtypes)
 
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
-        """Return the trace; the edges asked for are a subset of what was recorded."""
+        """Return the trace, linked at `out`; the edges asked for are a subset of what it holds."""
+        if not out.exists():
+            shutil.copytree(self.trace.folder, out, copy_function=_linked)
         return self.trace
 
     def weights(self) -> OracleWeights | None:
         """Return nothing: a trace holds no weights."""
         return None
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def xray(
@@ -256,10 +268,12 @@ def default_tokens(model: Model) -> tuple[tuple[int, ...], ...]:
 def read_second(path: Path) -> tuple[Diagnosis, str]:
     """Return an earlier report and its sha256; a file that is not one is CKE730."""
     from cke.schemas.diagnosis import SCHEMA, Document
-    from cke.schemas.reading import canonical_sha256
+    from cke.schemas.reading import Limits, canonical_sha256, read_bytes
 
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=Document)
+        raw = read_bytes(path, Limits(max_bytes=MAX_REPORT))
+        document = msgspec.json.decode(raw, type=Document)
+        stated = msgspec.json.decode(raw)["body"]
     except (OSError, msgspec.DecodeError) as error:
         raise CkeError(
             Diagnostic(
@@ -269,7 +283,7 @@ def read_second(path: Path) -> tuple[Diagnosis, str]:
                 notes=(Note("give the `report.json` of an earlier run", label="help"),),
             )
         ) from None
-    if document.schema != SCHEMA or canonical_sha256(document.body) != document.body_sha256:
+    if document.schema != SCHEMA or canonical_sha256(stated) != document.body_sha256:
         raise CkeError(
             Diagnostic(
                 code="CKE730",

@@ -106,21 +106,24 @@ def bundle(report_dir: Path, *, output: Annotated[Path, Parameter(name=("--outpu
 
 
 def _replayed(path: Path, format: str, output: Output) -> int:
-    """Judge the op of a bundle again: 1 when the fault is there, 0 when not, 4 when it lacks."""
+    """Judge a bundle again: 1 when the fault is there, 0 when none is, 4 when evidence lacks."""
     import tempfile
 
-    from cke.xray.bundle import EVIDENCE, unpack
+    from cke.xray.bundle_files import EVIDENCE
+    from cke.xray.bundle_reader import unpack
     from cke.xray.rejudge import rejudge, told
 
     choose(format, {"human": str, "json": str})
     with tempfile.TemporaryDirectory(prefix="cke-bundle-") as name:
         folder = Path(name)
-        unpack(path, folder)
-        result = rejudge(folder / EVIDENCE, read_report(folder / "report.json"))
+        index = unpack(path, folder)
+        report = read_report(folder / "report.json")
+        result = rejudge(folder / EVIDENCE, report, index.evidence)
     deliver(format, output, {"human": lambda: told(result), "json": lambda: encode_json(result)})
     if result.outcome == "missing":
         return 4
-    return 1 if result.outcome == "same" else 0
+    clean = report.first_divergence is None
+    return 1 if (result.outcome == "same") is not clean else 0
 
 
 def read_report(path: Path) -> "Diagnosis":

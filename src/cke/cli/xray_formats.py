@@ -1,6 +1,8 @@
 """A diagnosis as GitHub annotations, JUnit XML and SARIF 2.1.0; all from the report alone."""
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import cke
@@ -50,7 +52,10 @@ def position_of(report: Diagnosis) -> tuple[str, int, int] | None:
     if not text:
         return None
     file, line, column = text.rsplit(":", 2)
-    return file, int(line), int(column)
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return path.as_posix(), int(line), int(column)
 
 
 def github(report: Diagnosis) -> str:
@@ -70,19 +75,21 @@ def github(report: Diagnosis) -> str:
 
 
 def junit(report: Diagnosis) -> str:
-    """A suite with one case per stage, and one for the finding."""
+    """A suite with one case per stage; the finding fails the stage that it was found in."""
     suite = ElementTree.Element("testsuite", name=f"xray {report.scope.get('oracle')}")
-    for stage in report.stages:
-        _stage_case(suite, stage)
-    finding = ElementTree.SubElement(suite, "testcase", classname="xray", name="first divergence")
     rule = rule_of(report)
-    counts = {"failure": 0, "error": 0, "skipped": 0}
+    cases = {stage.name: _stage_case(suite, stage) for stage in report.stages}
     if rule is not None:
+        broken = next((s.name for s in report.stages if s.state == "broken"), None)
+        case = cases.get(broken) if broken else None
+        if case is None:
+            case = ElementTree.SubElement(suite, "testcase", classname="xray", name="evidence")
         # an open question is no failure of the subject that was proven
         kind = "failure" if is_proven(report) else "error"
         first = headline(report).split("\n")[0]
-        node = ElementTree.SubElement(finding, kind, type=rule, message=first)
+        node = ElementTree.SubElement(case, kind, type=rule, message=first)
         node.text = human(report)
+    counts = {"failure": 0, "error": 0, "skipped": 0}
     for kind in counts:
         counts[kind] = len(suite.findall(f"./testcase/{kind}"))
     suite.set("tests", str(len(suite.findall("./testcase"))))
@@ -93,13 +100,11 @@ def junit(report: Diagnosis) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _stage_case(suite: ElementTree.Element, stage: Stage) -> None:
+def _stage_case(suite: ElementTree.Element, stage: Stage) -> ElementTree.Element:
     case = ElementTree.SubElement(suite, "testcase", classname="xray.stage", name=stage.name)
-    if stage.state == "broken":
-        message = f"the finding is in this stage: {stage.detail}"
-        ElementTree.SubElement(case, "failure", type="stage", message=message)
-    elif stage.state != "passed":
+    if stage.state not in ("passed", "broken"):
         ElementTree.SubElement(case, "skipped", message=stage.detail or stage.state)
+    return case
 
 
 def sarif(report: Diagnosis) -> dict[str, Any]:
@@ -120,6 +125,11 @@ def sarif(report: Diagnosis) -> dict[str, Any]:
     }
 
 
+def _uri(file: str) -> str:
+    """Return a path as a URI reference: escaped, and with its scheme when it is absolute."""
+    return Path(file).as_uri() if Path(file).is_absolute() else quote(file)
+
+
 def _result(report: Diagnosis, rule: str, found: Divergence | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": rule,
@@ -132,7 +142,7 @@ def _result(report: Diagnosis, rule: str, found: Divergence | None) -> dict[str,
     if at is not None:
         file, line, column = at
         location["physicalLocation"] = {
-            "artifactLocation": {"uri": file},
+            "artifactLocation": {"uri": _uri(file)},
             "region": {"startLine": line, "startColumn": column},
         }
     if found is not None and found.checkpoint_id is not None:

@@ -1,4 +1,4 @@
-"""What a bug bundle adds to a report: the weights of the judged ops, and the model's config."""
+"""What a bug bundle adds to a report: an index of its files, the judged weights, the config."""
 
 from typing import Literal
 
@@ -6,6 +6,19 @@ from cke.schemas.ir import Node, Value
 
 SCHEMA = "cke.xray_evidence"
 VERSION = 1
+INDEX = "cke.xray_bundle"
+
+
+class Index(Node, frozen=True):
+    """Every file of a bundle with the sha256 of its bytes; a file that is not listed is not read.
+
+    `evidence` says what the finding is judged from: values of an op, or the metadata alone.
+    """
+
+    schema: str
+    version: int
+    evidence: Literal["op", "metadata"]
+    files: dict[str, str]
 
 
 class KeptWeight(Node, frozen=True):
