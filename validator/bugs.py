@@ -30,15 +30,20 @@ def read_bugs() -> tuple[Bug, ...]:
 
 
 def entries_by_row() -> dict[int, tuple[Entry, ...]]:
-    """Return the faults that stand for a row, those of the row's owner first."""
+    """Return the faults that stand for a row: of the row's owner first, of running sides first."""
     owners = {bug.row: bug.owner for bug in read_bugs()}
     found: dict[int, list[Entry]] = {}
     for entry in read_catalogue():
         kind, _, number = entry.stands_for.partition(" ")
         if kind == "bug":
             found.setdefault(int(number), []).append(entry)
+
+    def order(entry: Entry, row: int) -> tuple[bool, bool]:
+        recorded = entry.oracles[0].endswith(".trace")
+        return entry.expected[-1].owner != owners[row], recorded
+
     return {
-        row: tuple(sorted(entries, key=lambda item: item.expected[-1].owner != owners[row]))
+        row: tuple(sorted(entries, key=lambda entry: order(entry, row)))
         for row, entries in sorted(found.items())
     }
 

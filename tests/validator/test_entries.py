@@ -8,7 +8,7 @@ import pytest
 
 from cke.errors import CkeError
 from cke.validator.entries import Case, Entry, Expectation, read_catalogue
-from cke.validator.inject import PACKAGE, edited
+from cke.validator.inject import PACKAGE, edited, inject
 from cke.validator.models import TINY_MODELS
 from cke.validator.requests import REQUESTS
 from cke.validator.sabotage import read_sabotages
@@ -132,3 +132,17 @@ def test_a_change_that_finds_nothing_is_refused() -> None:
     item = CATALOGUE[0].mutations[0]
     with pytest.raises(ValueError, match=r"is not in circuits/blocks/decoder\.circuit"):
         edited("another text", item)
+
+
+@pytest.mark.contract("XRAY-29")
+def test_the_library_holds_no_other_copy_of_a_circuit_under_test(tmp_path: Path) -> None:
+    entry = next(entry for entry in CATALOGUE if entry.id == "rope-base")
+    made = inject(_cases(entry)[0], tmp_path / "model", tmp_path / "scratch", lambda m, r: m)
+    library = made.source / "cke" / "circuits"
+    assert Path(made.arguments["circuit"]) == library / "llama.circuit"
+    for mutation in entry.mutations:
+        text = (made.source / "cke" / mutation.file).read_text("utf-8")
+        assert mutation.new in text
+        assert mutation.old not in text.replace(mutation.new, "")
+    assert not (made.source / "cke" / "generated").exists()
+    assert not (made.source / "cke" / "validator").exists()
