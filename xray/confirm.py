@@ -256,7 +256,10 @@ def _elsewhere(bench: Bench, judged: Judged, closing: list[Tried]) -> list[Tried
 
 
 def _distinct(closing: list[Tried]) -> list[Tried]:
-    """Return one per explanation: the most specific kind, the nearest value of an attribute."""
+    """Return one per explanation: the most specific kind, the nearest value of an attribute.
+
+    Of one kind, a value that is replaced is more specific than one that is added.
+    """
     if not closing:
         return []
     best = min(item.error for item in closing)
@@ -264,6 +267,7 @@ def _distinct(closing: list[Tried]) -> list[Tried]:
     kinds = {item.candidate.kind for item in near}
     kind = min(kinds, key=RANK.index)
     chosen = [item for item in near if item.candidate.kind == kind]
+    chosen = [item for item in chosen if item.candidate.old is not None] or chosen
     found: dict[tuple[str, str], Tried] = {}
     for item in sorted(chosen, key=lambda item: (_order(item.candidate), item.error)):
         found.setdefault((item.op.id, item.candidate.what), item)
