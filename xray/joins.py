@@ -6,6 +6,8 @@ the oracle are its own: nothing on its side is read from the subject (XRAY-8).
 
 from collections.abc import Iterator
 
+from cke.oracles.gguf_writer import ARCHITECTURES
+from cke.oracles.points import family_names
 from cke.runtime.records import RUN_TO_WIRE, split_id
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Body, Record, Segment
@@ -90,6 +92,20 @@ def _identity(subject: Body, oracle: Body) -> Iterator[Finding]:
                 f"the weights' sha256 is {_short(left)} on the subject and {_short(right)} there",
             ),
         )
+    mine, theirs = subject.identity.family, oracle.identity.family
+    if mine is not None and theirs is not None and not _same_family(mine, theirs):
+        yield Finding(
+            failure_class="IDENTITY_MISMATCH",
+            because=(f"the subject is of family `{mine}`, the oracle of `{theirs}`",),
+        )
+
+
+def _same_family(left: str, right: str) -> bool:
+    """Return whether two names, of a config or of a GGUF file, may be of one family."""
+    known = {*family_names(), *ARCHITECTURES, *ARCHITECTURES.values()}
+    if left not in known or right not in known:
+        return True
+    return ARCHITECTURES.get(left, left) == ARCHITECTURES.get(right, right)
 
 
 def _short(text: str) -> str:

@@ -137,34 +137,40 @@ def _offset(base: Finding, found: Counterfactual, tried: int) -> Finding:
 
 
 def export_is_wrong(bench: Bench, judged: Judged) -> bool:
-    """Return whether every reader of the edge agrees with the oracle on the definition's result.
+    """Return whether what reads the edge agrees with the oracle on the definition's result only.
 
     A fault in the circuit or the oracle would show in what reads the edge; only an export that
     shows another value than the oracle computed with does not.
     """
     graph = bench.graph(judged.segment)
     origin = graph.origin(judged.site)
-    checked = 0
+    told = 0
     for site in _readers(graph, origin, judged.op):
-        wanted = bench.oracle.value(graph, judged.segment, site)
-        if wanted is None:
-            continue
-        given = {} if site in _results(origin, judged.op) else {origin: judged.reference}
-        replayer = ReferenceReplayer(
-            graph, bench.oracle, bench.weights, judged.segment, given=given
-        )
-        try:
-            made = replayer.result(site)
-        except NotReplayable:
-            continue
-        if made.shape != wanted.shape:
+        own = site in _results(origin, judged.op)
+        on_definition = _reads(bench, judged, site, {} if own else {origin: judged.reference})
+        if on_definition is False:
             return False
-        axes = graph.edge(site).type.axes
-        metrics = compare(made, wanted, axes, bench.valid(judged.segment, site))
-        if status_of(metrics, local_gate(graph, judged.cone, made, wanted)) in OVER:
-            return False
-        checked += 1
-    return checked > 0
+        if on_definition and (own or _reads(bench, judged, site, {origin: judged.oracle}) is False):
+            told += 1
+    return told > 0
+
+
+def _reads(bench: Bench, judged: Judged, site: Site, given: dict[Site, Array]) -> bool | None:
+    """Return whether a reader of an edge gives the oracle's value on a given one; None: unseen."""
+    graph = bench.graph(judged.segment)
+    wanted = bench.oracle.value(graph, judged.segment, site)
+    if wanted is None:
+        return None
+    replayer = ReferenceReplayer(graph, bench.oracle, bench.weights, judged.segment, given=given)
+    try:
+        made = replayer.result(site)
+    except NotReplayable:
+        return None
+    if made.shape != wanted.shape:
+        return False
+    axes = graph.edge(site).type.axes
+    metrics = compare(made, wanted, axes, bench.valid(judged.segment, site))
+    return status_of(metrics, local_gate(graph, judged.cone, made, wanted)) not in OVER
 
 
 def axes_exchanged(bench: Bench, judged: Judged) -> tuple[str, ...] | None:
@@ -201,7 +207,7 @@ def _readers(graph: ProgramGraph, origin: Site, op: Op) -> list[Site]:
                 continue
             names = [name for name in reader.inputs if name and graph.is_edge(step, name)]
             if any(graph.origin(Site(step, name)) == origin for name in names):
-                found.append(Site(step, reader.results[0].name))
+                found += [Site(step, edge.name) for edge in reader.results]
     return found
 
 
@@ -237,6 +243,8 @@ def _class_of(item: Counterfactual, op: Op) -> tuple[str, Owner]:
         return "WEIGHT_BINDING_MISMATCH", "weights"
     if item.what == "bias" and item.kind == "insertion":
         return "WEIGHT_BINDING_MISMATCH", "weights"
+    if op.operator in POSITIONS and item.kind == "operator":
+        return "CIRCUIT_PRODUCER_MISMATCH", "circuit"
     if op.operator in POSITIONS:
         return "POSITION_CONTRACT_MISMATCH", "circuit"
     return "CIRCUIT_SEMANTICS_DIVERGENCE", "circuit"
