@@ -1,5 +1,6 @@
 """What a page shows beside the curve: forwards with their badges, and one row for every op."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from cke.schemas.diagnosis import CircuitRow, Forward
@@ -49,9 +50,10 @@ def circuit_rows(case: Case, rows: list[Row]) -> tuple[CircuitRow, ...]:
         for op in item.ops
     }
     loaded = _loaded(case)
-    return tuple(
-        row for phase in ran for row in _phase(case.graphs[phase], ran[phase], required, loaded)
-    )
+    found: list[CircuitRow] = []
+    for phase in ran:
+        found += _phase(case.graphs[phase], ran[phase], required, loaded, len(found))
+    return tuple(found)
 
 
 def _loaded(case: Case) -> dict[tuple[str, int | None, str], str | None]:
@@ -64,8 +66,14 @@ def _loaded(case: Case) -> dict[tuple[str, int | None, str], str | None]:
     }
 
 
-def _phase(graph: ProgramGraph, shown: Any, required: Any, loaded: Any) -> Any:
-    for index, op in graph.ops():
+def _phase(
+    graph: ProgramGraph, shown: Any, required: Any, loaded: Any, start: int
+) -> Iterator[CircuitRow]:
+    places: dict[Site, int] = {}
+    for place, (index, op) in enumerate(graph.ops(), start):
+        places |= {Site(index, edge.name): place for edge in op.results}
+        names = [name for name in op.inputs if name and graph.is_edge(index, name)]
+        origins = [graph.origin(Site(index, name)) for name in names]
         step = graph.steps[index]
         call = graph.call(Site(index, op.results[0].name))
         found = [row for edge in op.results for row in _own(graph, index, edge, shown)]
@@ -86,6 +94,7 @@ def _phase(graph: ProgramGraph, shown: Any, required: Any, loaded: Any) -> Any:
             max_abs=_most(item.max_abs for item in metrics),
             rmse=_most(item.rmse for item in metrics),
             exact_ratio=min((item.exact_ratio for item in metrics), default=None),
+            reads=tuple(places[origin] for origin in origins if origin in places),
         )
 
 

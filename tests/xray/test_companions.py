@@ -127,6 +127,12 @@ def test_every_op_has_a_row_with_its_provider_contracts_and_errors(
         assert row.required_contract_id == row.resolved_contract_id == resolution.contract_id
         assert row.stops
         assert None not in (row.max_abs, row.rmse, row.exact_ratio)
+    by_op = {(row.phase, row.step, row.op): row for row in report.circuit}
+    scores = by_op["prefill", "layer.0", "attention.sdpa"]
+    assert [report.circuit[at].op for at in scores.reads] == [
+        *("attention.rope", "attention.append", "attention.append", "attention.append")
+    ]
+    assert all(report.circuit[at].phase == row.phase for row in report.circuit for at in row.reads)
     rejected = [item for item in report.providers if item.rejections]
     assert all(r.stage and r.reason for item in rejected for r in item.rejections)
     assert rejected

@@ -53,7 +53,8 @@ def choose(format: str, renderers: Renderers) -> Callable[[], str]:
     """The renderer of a format; call it early to refuse a format before the work starts."""
     if format in renderers:
         return renderers[format]
-    offered = ", ".join(f"`{name}`" for name in FORMATS if name in renderers)
+    names = [*(n for n in FORMATS if n in renderers), *(n for n in renderers if n not in FORMATS)]
+    offered = ", ".join(f"`{name}`" for name in names)
     raise CkeError(
         Diagnostic(
             code="CKE906",

@@ -75,6 +75,8 @@ def xray(
     segments: end columns of the prefill forwards, for a chunked prefill.
     dtype: float32 or bfloat16.
     persistent: also compare the decode steps with a full replay of all that came before.
+    format: human, json, markdown, github, junit, sarif, or for Google's Model Explorer its graphs
+        (model-explorer) and the errors to load over them (model-explorer-data).
     since: the report.json of an earlier run: run it again, flags not given taken from it, and say
         whether the first divergence moved later, stayed or is gone.
     replay: a bundle: judge its op again, without the model.
@@ -267,6 +269,11 @@ def renderers(report: Any) -> Renderers:
 
         return encode_json(sarif(report))
 
+    def explored(name: str) -> str:
+        from cke.cli import xray_explorer
+
+        return encode_json(getattr(xray_explorer, name)(report))
+
     return {
         "human": as_human,
         "json": as_json,
@@ -274,6 +281,8 @@ def renderers(report: Any) -> Renderers:
         "github": lambda: in_format("github"),
         "junit": lambda: in_format("junit"),
         "sarif": as_sarif,
+        "model-explorer": lambda: explored("graphs"),
+        "model-explorer-data": lambda: explored("node_data"),
     }
 
 

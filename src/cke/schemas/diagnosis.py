@@ -152,7 +152,8 @@ class CircuitRow(Node, frozen=True):
 
     `required_contract_id` is what its provider was selected under, `resolved_contract_id` what the
     kernel that ran declares; they differ when another kernel was loaded. `stops` are the points of
-    its results; errors are the largest of these, `exact_ratio` the least.
+    its results; errors are the largest of these, `exact_ratio` the least. `reads` are the places in
+    `circuit` of the ops whose results it reads.
     """
 
     phase: str
@@ -168,6 +169,7 @@ class CircuitRow(Node, frozen=True):
     max_abs: float | None
     rmse: float | None
     exact_ratio: float | None
+    reads: tuple[int, ...] = ()
 
 
 class Companion(Node, frozen=True):
