@@ -17,6 +17,7 @@ from cke.xray.graph import ProgramGraph, graph_of
 from cke.xray.joins import binding_fault, metadata_fault, schedule_fault
 from cke.xray.local import Bench
 from cke.xray.sides import OracleSide, SubjectSide
+from cke.xray.stated import stated_fault
 from cke.xray.values import TraceValues
 from cke.xray.weights import weights_fault
 
@@ -47,6 +48,7 @@ class Case:
         self.banner = ""
         self.stages: dict[str, Stage] = {}
         self.report: Report | None = None
+        self.measured: set[str] = set()
         self.bodies: tuple[Body, Body] | None = None
         self.replayed: TraceFolder | None = None
 
@@ -89,10 +91,11 @@ class Case:
         count = len(left.records)
         if self.stage("metadata", finding, count, "versions, kernels, storage, layout"):
             return finding
-        if "weights" not in self.stages:
+        finding = self._stated(theirs)
+        if finding is None and "weights" not in self.stages:
             finding = self._weights()
-            if finding is not None:
-                return finding
+        if finding is not None:
+            return finding
         self.pairs.append((mine, theirs))
         self._measure(diff_traces(mine, theirs))
         return None
@@ -110,6 +113,21 @@ class Case:
         )
         self.say("a full replay of the decode steps")
         self.replayed = self.subject.capture(asked, self.folder / "replay" / "subject")
+
+    def _stated(self, oracle: TraceFolder) -> Finding | None:
+        """Hold what the oracle states against its tensors, once for each of its traces."""
+        if oracle.trace.body_sha256 in self.measured:
+            return None
+        self.measured.add(oracle.trace.body_sha256)
+        measured, graph = self.oracle.measured(), next(iter(self.graphs.values()))
+        borrowed = () if measured.tables else graph.looked_up()
+        lookups = tuple(self.subject.weight(name) for name in borrowed)
+        finding, count = stated_fault(oracle, measured, lookups)
+        row = None if finding is None else finding.row
+        name = "metadata" if finding is None else "binding" if row is None else row.stage
+        detail = "versions, kernels, storage, layout, and what the oracle states of itself"
+        self.stage(name, finding, count, detail)
+        return finding
 
     def _weights(self) -> Finding | None:
         oracle = self.oracle.weights()

@@ -145,6 +145,16 @@ class ProgramGraph:
             for op in self.function(index).ops:
                 yield index, op
 
+    def looked_up(self) -> tuple[str, ...]:
+        """Return the semantic names of the tables that tokens and positions are looked up in."""
+        names = (
+            self.steps[index].weights[weight]
+            for index, op in self.ops()
+            for weight in op.weights
+            if op.operator == "embedding" and weight is not None
+        )
+        return tuple(dict.fromkeys(names))
+
     def order(self) -> dict[Site, int]:
         """Return the place of every value in execution order."""
         places: dict[Site, int] = {}

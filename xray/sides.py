@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from numpy.typing import NDArray
 
 from cke.runtime.schedule import CaptureRequest
@@ -34,6 +35,14 @@ class SubjectSide(Protocol):
         ...
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What was measured of an oracle's process: its version, loaded dtypes, lookup tables."""
+
+    version: str | None = None
+    loaded: dict[str, int] | None = None
+    tables: tuple[Array, ...] = ()
+
+
 class OracleSide(Protocol):
     """The pinned oracle: its own dtype, loaded tensors, and captures of chosen edges."""
 
@@ -43,6 +52,10 @@ class OracleSide(Protocol):
 
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
         """Run the request, or read what was recorded, and keep the edges it asks for."""
+        ...
+
+    def measured(self) -> Measured:
+        """Return what is measured of the oracle, to hold its statements against."""
         ...
 
     def weights(self) -> OracleWeights | None:

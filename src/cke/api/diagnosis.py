@@ -21,6 +21,7 @@ from cke.api.model import Model, load
 from cke.api.packet_bridge import admit_packet, check_weights, export_command
 from cke.api.report_files import with_folder, write_report
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
+from cke.oracles.facts import measured_version
 from cke.oracles.open import open_oracle
 from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
@@ -35,6 +36,7 @@ from cke.schemas.trace import Identity
 from cke.xray.bundle import keep_evidence
 from cke.xray.bundle_files import EVIDENCE
 from cke.xray.diagnose import diagnose
+from cke.xray.sides import Measured
 from cke.xray.weights import OracleWeights
 
 LIVE = ("pytorch", "llamacpp", "reference")
@@ -124,8 +126,22 @@ class LiveOracle:
 
     def weights(self) -> OracleWeights | None:
         """Return the loaded weights by checkpoint and operand, where the adapter knows them."""
+        return self._weights
+
+    @cached_property
+    def _weights(self) -> OracleWeights | None:
         found = getattr(self._opened, "module_weights", None)
         return None if found is None else found()
+
+    def measured(self) -> Measured:
+        """Return the installed version, the loaded dtypes, and the tables of embeddings."""
+        loaded = self._weights or {}
+        tables = (key for key in loaded if key[1] == "weight" and "embedding" in key[0])
+        return Measured(
+            version=measured_version(self.name),
+            loaded=self.weight_dtypes or None,
+            tables=tuple(loaded[key] for key in tables),
+        )
 
 
 class RecordedOracle:
@@ -147,6 +163,10 @@ class RecordedOracle:
     def weights(self) -> OracleWeights | None:
         """Return nothing: a trace holds no weights."""
         return None
+
+    def measured(self) -> Measured:
+        """Return nothing: its process is gone."""
+        return Measured()
 
 
 def _linked(source: str, target: str) -> None:
