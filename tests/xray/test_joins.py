@@ -92,6 +92,30 @@ def test_a_fault_of_binding_has_its_class(name: str) -> None:
     assert binding_fault(_body("subject"), _body("oracle")) is None
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "same"),
+    [
+        ("llama", "phi3", False),
+        ("qwen3", "qwen3moe", False),
+        ("mistral", "llama", True),
+        ("gemma3", "gemma3_text", True),
+        ("llama", "a family of tomorrow", True),
+        ("llama", None, True),
+    ],
+)
+def test_known_families_that_differ_are_another_identity(
+    mine: str, theirs: str | None, same: bool
+) -> None:
+    sides = [
+        replace(_body(side), identity=replace(_body(side).identity, family=family))
+        for side, family in (("subject", mine), ("oracle", theirs))
+    ]
+    finding = binding_fault(*sides)
+    assert (finding is None) == same
+    if finding is not None:
+        assert finding.failure_class == "IDENTITY_MISMATCH"
+
+
 def test_weights_that_differ_are_another_identity() -> None:
     sides = [
         replace(_body(side), identity=replace(_body(side).identity, model_sha256=digest * 64))
