@@ -13,7 +13,11 @@ HELP = "use it in an equation, or remove its part and name the tensors under `ig
 
 
 def drop_dead_results(ir: BuildIR) -> BuildIR:
-    """Return the IR with `live` set; an op without a live result or state is gone."""
+    """Return the IR with `live` set; an op that no result of its function needs is gone.
+
+    A capture keeps a result of an op that runs anyway. It brings no op back: what is captured is
+    the program that runs without captures.
+    """
     programs = tuple(
         msgspec.structs.replace(
             program,
@@ -46,12 +50,12 @@ def refuse_unread_weights(ir: BuildIR) -> None:
 
 def _drop(function: Function, capture: tuple[str, ...]) -> Function:
     read = {*function.results}
-    read |= {alias.alias_of or "" for alias in function.aliases if is_captured(alias, capture)}
+    shown = {alias.alias_of or "" for alias in function.aliases if is_captured(alias, capture)}
     kept: list[Op] = []
     for op in reversed(function.ops):
-        edges = tuple(_marked(edge, read, capture) for edge in op.results)
-        if op.state is None and not any(edge.live for edge in edges):
+        if op.state is None and not any(edge.name in read for edge in op.results):
             continue
+        edges = tuple(_marked(edge, read | shown, capture) for edge in op.results)
         kept.append(msgspec.structs.replace(op, results=edges))
         read.update(name for name in op.inputs if name is not None)
     ops = tuple(reversed(kept))

@@ -228,7 +228,8 @@ def test_a_dead_result_is_marked_and_kept_when_captured() -> None:
     assert [e.live for e in op(kept, "attention.sdpa").results] == [False, True, True]
 
 
-def test_an_op_that_nothing_reads_is_dropped() -> None:
+@pytest.mark.parametrize("capture", [(), ("*",)])
+def test_an_op_that_nothing_reads_is_dropped_captured_or_not(capture: tuple[str, ...]) -> None:
     ir = build("llama")
     program = ir.programs[0]
     head = functions(ir)["head"]
@@ -239,7 +240,7 @@ def test_an_op_that_nothing_reads_is_dropped() -> None:
     )
     changed = msgspec.structs.replace(head, ops=(*head.ops, extra))
     program = msgspec.structs.replace(program, functions=(*program.functions[:-1], changed))
-    dropped = drop_dead_results(msgspec.structs.replace(ir, programs=(program,)))
+    dropped = drop_dead_results(msgspec.structs.replace(ir, programs=(program,), capture=capture))
     assert [each.id for each in functions(dropped)["head"].ops] == ["final", "head"]
 
 
