@@ -218,7 +218,7 @@ def describe(item: Counterfactual) -> str:
     if item.kind == "insertion":
         return f"a `{item.what}` of {item.new} after it" if item.what != "bias" else "a bias added"
     if item.kind == "operand" and item.old is None:
-        return f"{item.what} (`{item.new}`) after it"
+        return f"{item.what} (`{item.new}`)" + " after it" * (" of operand " not in item.what)
     if item.kind == "operand":
         return f"`{item.new}` in place of `{item.old}` as {item.what}"
     if item.kind == "operator":

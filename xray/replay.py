@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True):
     """A single change to one op of a replay; what is None or empty stays as it is.
 
     `after` maps the op's results to what they become; `inputs` replaces operands by place, and
-    `before` names an operator that each of them passes first.
+    `before` maps one to what reaches the op.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Change(msgspec.Struct, frozen=True):
     attributes: dict[str, Any] = {}
     operator: str | None = None
     inputs: dict[int, Site] = {}
-    before: dict[int, str] = {}
+    before: dict[int, Callable[[Array], Array]] = {}
     scales: dict[int, float] = {}
     weights: dict[int, Any] = {}
     positions: Callable[[Array], Array] | None = None
@@ -202,7 +202,7 @@ class ReferenceReplayer(Replayer):
         if change is None:
             return value
         if place in change.before:
-            value = _definition(change.before[place])(value)
+            value = change.before[place](value)
         if place in change.scales:
             value = value * change.scales[place]
         fed = self.graph.origin(Site(step, name)) == Site(-1, "positions")

@@ -1,12 +1,16 @@
-"""Counterfactuals of last resort: an activation that was left out, an edge that is made later.
+"""Counterfactuals of last resort: what was left out before an op, an edge that is made later.
 
 They are tried when no likelier change closes the gap, since they are many.
 """
 
 from collections.abc import Iterator
 
+import msgspec
+import numpy as np
+
+from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
-from cke.xray.candidates import ACTIVATIONS, Candidate
+from cke.xray.candidates import ACTIVATIONS, Candidate, lost_ropes
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.replay import Change
@@ -19,12 +23,30 @@ def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
     for place in range(len(op.inputs)):
         for name in ACTIVATIONS:
             yield Candidate(
-                change=Change(step, op.id, before={place: name}),
+                change=Change(step, op.id, before={place: REFERENCES[name]}),
                 kind="insertion",
                 what=f"{name} of operand {place}",
                 old=None,
                 new=name,
                 origin="operator table",
+            )
+
+
+def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
+    """Yield the rotations that may have been left out of what a cache takes."""
+    graph = bench.graph(judged.segment)
+    fed = np.asarray(bench.oracle.segments[judged.segment].positions, np.int32)
+    for place, name in enumerate(op.inputs if op.operator == "append" else ()):
+        kind = None if name is None else graph.type_of(Site(step, name))
+        if kind is None or len(kind.axes) != 4 or not isinstance(kind.shape[-1], int):
+            continue
+        for found in lost_ropes(step, op, 0, fed, kind.shape[-1], bench.constants):
+            turn = found.change.after
+            assert turn is not None, "a rope is put behind a result"
+            yield msgspec.structs.replace(
+                found,
+                change=Change(step, op.id, before={place: lambda y, turn=turn: turn((y,))[0]}),
+                what=f"a rope of operand {place}",
             )
 
 
