@@ -4,8 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: xray-vision-parity help demo test check format golden docs wheel xray clean
 .PHONY: test-bf16 test-bf16-xray test-xray-validator-selftest test-xray-validator-nightly
+.PHONY: campaign xray-vision-parity help demo test check format golden docs wheel xray clean
 
 help:
 	@echo "make demo     SmolLM2-135M answers a prompt through generated code"
@@ -18,6 +18,7 @@ help:
 	@echo "make format   format the code"
 	@echo "make golden   rewrite the golden files and published schemas; read the diff"
 	@echo "make xray     diagnose MODEL= against BACKEND=pytorch|llamacpp, into XRAY_OUTPUT_DIR="
+	@echo "make campaign the fidelity of SmolLM2's quantisations, published to CAMPAIGN_OUTPUT_DIR="
 	@echo "make wheel    build the wheel and the sdist, and try the wheel from another folder"
 	@echo "make clean    remove what the targets made here; the user's cache stays"
 
@@ -83,6 +84,15 @@ xray:
 	@$(PYTHON) tools/environment.py test
 	$(BIN)/cke xray --model "$(MODEL)" --oracle $(BACKEND) --out "$(XRAY_OUTPUT_DIR)" \
 	  $(if $(CIRCUIT),--circuit "$(CIRCUIT)")
+
+CAMPAIGN_OUTPUT_DIR ?= runs/campaign
+
+campaign:
+	@$(PYTHON) tools/environment.py test
+	MODEL="$$($(BIN)/python tools/fetch_models.py smollm2)/SmolLM2-135M-Instruct.Q4_1.gguf" \
+	  $(BIN)/cke fidelity campaign examples/campaigns/smollm2.toml --out "$(CAMPAIGN_OUTPUT_DIR)"
+	$(BIN)/cke fidelity leaderboard "$(CAMPAIGN_OUTPUT_DIR)/artifact"
+	$(BIN)/cke fidelity publish "$(CAMPAIGN_OUTPUT_DIR)/artifact" "$(CAMPAIGN_OUTPUT_DIR)/published"
 
 # there is no vision circuit with an oracle yet: the target says so, and is no pass
 xray-vision-parity:
