@@ -61,13 +61,19 @@ def _check(entries: Sequence[Entry], excluded: Sequence[dict[str, str]]) -> None
         problems += [f"`{name}`: {text}" for text in key_problems(key_of(entry.report))]
     active = {str(entry.report.get("student_model")) for entry in entries}
     for item in excluded:
-        lacking = [n for n in ("candidate", "repository", "revision", "reason") if not item.get(n)]
-        if lacking:
-            problems.append(f"an excluded candidate lacks `{lacking[0]}`")
+        if lacking := exclusion_problems(item):
+            problems += lacking
         elif item["candidate"] in active:
             problems.append(f"`{item['candidate']}` is excluded and active")
     if problems:
         refuse("CKE880", problems)
+
+
+def exclusion_problems(item: dict[str, str]) -> list[str]:
+    """Return what an excluded candidate does not state."""
+    names = ("candidate", "repository", "revision", "reason")
+    lacking = [name for name in names if not item.get(name)]
+    return [f"an excluded candidate lacks `{lacking[0]}`"] if lacking else []
 
 
 def entries_of(artifact: Path) -> tuple[list[Entry], list[dict[str, str]]]:
@@ -155,8 +161,8 @@ def _line(entry: Entry, rank: tuple[int | None, str] | None) -> Line:
     )
 
 
-def render(sections: dict[str, list[Line]]) -> str:
-    """Return the board as Markdown."""
+def render(sections: dict[str, list[Line]], excluded: Sequence[dict[str, str]] = ()) -> str:
+    """Return the board as Markdown, what is left out and why at its end."""
     out = ["# Leaderboard", ""]
     for name, lines in sections.items():
         out += [
@@ -169,6 +175,13 @@ def render(sections: dict[str, list[Line]]) -> str:
             f"| {line.rank if line.rank is not None else 'unranked'} | {line.candidate}{line.mark} "
             f"| {line.mean_kld!r} | {line.note} |"
             for line in lines
+        ]
+        out.append("")
+    if excluded:
+        out += ["## Left out", ""]
+        out += [
+            f"- {item['candidate']} ({item['repository']} {item['revision']}): {item['reason']}"
+            for item in excluded
         ]
         out.append("")
     return "\n".join(out)

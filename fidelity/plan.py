@@ -10,12 +10,10 @@ import msgspec
 from cke.fidelity.candidates import FusedScale
 from cke.fidelity.capture import Storage
 from cke.fidelity.integer_activations import Activations
+from cke.fidelity.leaderboard import exclusion_problems
 from cke.fidelity.refusal import refuse
 from cke.fidelity.suite import SuiteRequest
 from cke.schemas.reading import convert, read_json
-
-EXCLUSION = ("candidate", "repository", "revision", "reason")
-"""What an excluded candidate states; the leaderboard prints it."""
 
 
 class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,9 +77,7 @@ def read_plan(path: Path) -> Plan:
         if (found.path is None) == (found.format is None):
             problems.append(f"candidate `{name}` expects `path` or `format`, one of the two")
     for item in plan.excluded:
-        problems += [
-            f"an excluded candidate lacks `{key}`" for key in EXCLUSION if not item.get(key)
-        ]
+        problems += exclusion_problems(item)
     if problems:
         refuse("CKE873", problems, file=path.name)
     return plan

@@ -356,7 +356,7 @@ def leaderboard(artifact: Path, /) -> int:
     from cke.fidelity.leaderboard import leaderboard as board
 
     entries, excluded = entries_of(artifact)
-    print(render(board(entries, excluded)))
+    print(render(board(entries, excluded), excluded))
     return 0
 
 
