@@ -6,7 +6,7 @@ rounding is a substitution, and the inspection says so.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -129,7 +129,10 @@ def with_integer_activations(subject: Subject) -> Subject:
             reached |= set(members)
     if not reached:
         refuse("CKE878", f"no linear layer is stored in {' or '.join(KINDS)}")
-    names = {"linear": integer_linear, "linear_group": integer_linear_group}
+    names: dict[str, Callable[..., Any]] = {
+        "linear": integer_linear,
+        "linear_group": integer_linear_group,
+    }
     module = subject.package.modules[PHASE]
     package = package_with(
         subject.package, {name: f for name, f in names.items() if hasattr(module, name)}
