@@ -22,7 +22,7 @@ from cke.xray.graph import ProgramGraph
 from cke.xray.joins import declared_fault
 from cke.xray.locate import POSITIONS, compiled_fault, first_fault
 from cke.xray.packets import weigh_packet, with_packet
-from cke.xray.plan import block_edges, remaining, sparse_edges
+from cke.xray.plan import block_edges, first_round, remaining
 from cke.xray.report import report_of
 from cke.xray.sides import OracleSide, SubjectSide
 
@@ -44,9 +44,13 @@ def diagnose(
     persistent: bool = False,
     then: Then = lambda case, report: report,
     packet: PacketMeasurement | None = None,
+    resume: Diagnosis | None = None,
     say: Say = lambda text: None,
 ) -> Diagnosis:
     """Return the diagnosis; captures are written under `folder`, round by round.
+
+    `resume` is an earlier report: its failing block is captured in the first round, beside the
+    sparse set, which shows again that all before it passes. Nothing captured then is used.
 
     `persistent` runs the decode steps of the subject once more as one prefill, for the ranking.
     `then` is given the case that has ended with its report, and returns what is to be reported.
@@ -58,7 +62,7 @@ def diagnose(
     if finding is not None:
         case.stage("metadata", finding, 1, "declared metadata, before either model ran")
     else:
-        finding = _run(case)
+        finding = _run(case, resume)
     if finding is not None and second is not None:
         finding = _with_second(finding, second)
     if persistent and case.pairs and request.forced:
@@ -70,8 +74,8 @@ def diagnose(
     return then(case, msgspec.structs.replace(report, packet=evidence))
 
 
-def _run(case: Case) -> Finding | None:
-    finding = case.capture("sparse: the results of every block", sparse_edges(case), None)
+def _run(case: Case, resume: Diagnosis | None) -> Finding | None:
+    finding = case.capture(*first_round(case, resume), None)
     if finding is not None:
         return finding
     over = case.first_over()

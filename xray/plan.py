@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from cke.runtime.records import split_id
+from cke.runtime.records import join_id, split_id
+from cke.schemas.diagnosis import Diagnosis
 from cke.xray.case import Case
 from cke.xray.graph import ProgramGraph, Site
 
@@ -19,6 +20,22 @@ def sparse_edges(case: Case) -> frozenset[str]:
                 for point in graph.points_of(Site(index, result)):
                     names.add(split_id(point.checkpoint_id)[0])
     return frozenset(names | {"logits"} & _names(case))
+
+
+def first_round(case: Case, resume: Diagnosis | None) -> tuple[str, frozenset[str]]:
+    """Return what the first round is for and asks for; a resumed one asks for a block as well."""
+    sparse = sparse_edges(case)
+    found = None if resume is None else resume.first_divergence
+    if found is None or found.checkpoint_id is None:
+        return "sparse: the results of every block", sparse
+    graph = case.graphs.get(found.phase or "") or next(iter(case.graphs.values()))
+    site = graph.site_of(found.checkpoint_id, found.role)
+    if site is None:
+        return "sparse: the earlier edge is no longer in the circuit", sparse
+    layer = graph.steps[site.step].layer
+    block = {join_id(name, layer) for name in block_edges(graph, site.step)}
+    where = graph.step_key(site.step)
+    return f"sparse, and the edges of `{where}`, where the earlier report ended", sparse | block
 
 
 def _names(case: Case) -> set[str]:

@@ -78,9 +78,19 @@ class Oracle(Interpreted):
 
 
 def diagnosed(
-    sides: tuple[Interpreted, Oracle], places: tuple[Place, ...], folder: Path
+    sides: tuple[Interpreted, Oracle],
+    places: tuple[Place, ...],
+    folder: Path,
+    resume: Diagnosis | None = None,
 ) -> Diagnosis:
     subject, oracle = sides
     subject.places = places
     shutil.rmtree(folder, ignore_errors=True)
-    return diagnose(subject, oracle, REQUEST, folder, reproduce="cke xray --oracle reference")
+    return diagnose(
+        subject,
+        oracle,
+        REQUEST,
+        folder,
+        reproduce="cke xray --oracle reference",
+        resume=resume,
+    )

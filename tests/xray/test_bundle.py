@@ -295,8 +295,8 @@ def test_progress_says_where_the_first_divergence_went() -> None:
 
 
 def test_progress_stands_first_in_the_fix_progression() -> None:
-    report = with_progress(reports.finding(), reports.finding())
-    assert report.fix_progression[0].startswith("since ")
+    report = with_progress(reports.finding(), reports.finding(), "ab" * 32)
+    assert report.fix_progression[0].startswith("since abababababab: stayed at")
     assert report.fix_progression[1:] == reports.finding().fix_progression
 
 

@@ -19,7 +19,7 @@ from cke.api.evidence import identity_of, oracle_trace
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
 from cke.api.packet_bridge import admit_packet, check_weights, export_command
-from cke.api.report_files import with_folder, write_report
+from cke.api.report_files import with_folder, with_progress, write_report
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.facts import measured_version
 from cke.oracles.open import open_oracle
@@ -191,6 +191,7 @@ def xray(
     packet: str | Path | None = None,
     reproduce: str | None = None,
     persistent: bool = False,
+    since: tuple[Diagnosis, str] | None = None,
     say: Any = lambda text: None,
 ) -> Diagnosis:
     """Diagnose a model against one pinned oracle; report and captures are written under `out`.
@@ -199,6 +200,8 @@ def xray(
     without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
     loads, when that is not the subject's own files. `second` is an earlier report with its sha256.
     `persistent` also compares the decode steps with a full replay of them.
+    `since` is an earlier report with its sha256: its failing block is looked at first, and the
+    report says how the first divergence moved.
     `packet` is the packet.json of an attention packet of the same call, as evidence.
     """
     measured = None if packet is None else admit_packet(Path(packet))
@@ -240,6 +243,7 @@ def xray(
         persistent=persistent,
         then=lambda case, report: with_companions(case, report, Path(out)),
         packet=measured,
+        resume=None if since is None else since[0],
         say=say,
     )
     flags = {"model": str(path), "circuit": None if circuit is None else str(circuit)}
@@ -247,6 +251,8 @@ def xray(
     command = export_command(report, subject.manifest, request, flags, Path(out))
     if command is not None and measured is None:
         report = msgspec.structs.replace(report, packet_export=command)
+    if since is not None:
+        report = with_progress(report, *since)
     report = with_folder(report, circuit)
     report = with_patch(report, subject.manifest, circuit, loaded.files, subject.dtype)
     shutil.rmtree(Path(out) / EVIDENCE, ignore_errors=True)

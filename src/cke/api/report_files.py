@@ -34,9 +34,9 @@ def with_folder(report: Diagnosis, circuit: str | Path | None) -> Diagnosis:
     return msgspec.structs.replace(report, scope=scope)
 
 
-def with_progress(report: Diagnosis, earlier: Diagnosis) -> Diagnosis:
+def with_progress(report: Diagnosis, earlier: Diagnosis, digest: str) -> Diagnosis:
     """Return the report with how its first divergence moved since an earlier one."""
-    line = f"since {canonical_sha256(earlier)[:12]}: {moved(report, earlier)}"
+    line = f"since {digest[:12]}: {moved(report, earlier)}"
     return msgspec.structs.replace(report, fix_progression=(line, *report.fix_progression))
 
 

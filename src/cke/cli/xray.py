@@ -138,14 +138,12 @@ def read_report(path: Path) -> "Diagnosis":
 
 
 def _since(path: Path, given: dict[str, Any]) -> "Diagnosis":
-    """Run an earlier diagnosis again, and say in the report how the first divergence moved."""
-    from cke.api.report_files import with_progress, write_report
+    """Run an earlier diagnosis again from where it ended; the report says what moved."""
+    from cke.api.diagnosis import read_second
 
     earlier = read_report(path)
     given = {**given, **_from_command(earlier.reproduce, given)}
-    report = with_progress(diagnosed(given), earlier)
-    write_report(report, given["out"])
-    return report
+    return diagnosed(given, since=read_second(path))
 
 
 def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def diagnosed(given: dict[str, Any]) -> "Diagnosis":
+def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = None) -> "Diagnosis":
     """Run a diagnosis of the flags given and write its report."""
     check_flags(given)
     from cke.api import load
@@ -193,6 +191,7 @@ def diagnosed(given: dict[str, Any]) -> "Diagnosis":
         segments=request.segments,
         oracle_model=given["oracle_model"],
         persistent=given["persistent"],
+        since=since,
         second=earlier,
         packet=given["packet"],
         reproduce=command_of(given),
