@@ -167,6 +167,7 @@ class ValueWalker(Walker):
     ) -> Values:
         function = expression.function
         if isinstance(function, syntax.Index):
+            _require_loop_index(function, instance)
             part = self.value(function.value, instance, targets[0])
             path = ""
         else:
@@ -258,6 +259,19 @@ def _any_operator(instance: Instance, given: str) -> object:
     row, _ = instance.givens[given]
     names = [atom.name for atom in row.type.alternatives]
     return next((name for name in names if is_operator(name)), UNKNOWN)
+
+
+def _require_loop_index(function: syntax.Index, instance: Instance) -> None:
+    """Raise CKE211 for `layers[…]` of anything but the loop's own index: layers run in order."""
+    name = function.index.name if isinstance(function.index, syntax.Name) else None
+    value = None if name is None else instance.bound.get(name)
+    if not isinstance(value, int) and value is not UNKNOWN:
+        raise error(
+            "CKE211",
+            function.index.span,
+            f"expected the index of the loop, got `{source_text(function.index)}`",
+            Note("layers run in the order of their index", label="help"),
+        )
 
 
 def _removed(part: Removed, span: Span) -> Exception:
