@@ -315,7 +315,8 @@ class Recorder:
                 order=order,
             )
             told = {"computed": kept.computed, "through": kept.through}
-            sink.add(msgspec.structs.replace(record, **told), array)
+            stated = {name: dtype for name, dtype in told.items() if dtype is not None}
+            sink.add(msgspec.structs.replace(record, **stated), array)
 
     def finish(self, logits: Array) -> None:
         """Complete what is known only at the end: layer inputs, chosen experts, kv appends."""

@@ -8,6 +8,7 @@ import tomllib
 from importlib.resources import files
 
 import msgspec
+from msgspec import UnsetType
 
 from cke.runtime.records import RUN_TO_WIRE
 
@@ -44,7 +45,8 @@ def profile_entry(backend: str, dtype: str) -> Entry | None:
     return entries.get(RUN_TO_WIRE.get(dtype, dtype))
 
 
-def narrowed(backend: str, dtype: str, named: str | None) -> tuple[str, ...]:
+def narrowed(backend: str, dtype: str, named: str | UnsetType) -> tuple[str, ...]:
     """Return the narrow dtype that a record names, when the profile knows it of the backend."""
     entry = profile_entry(backend, dtype)
-    return () if named is None or entry is None or named not in entry.narrow else (named,)
+    known = () if entry is None else entry.narrow
+    return () if isinstance(named, UnsetType) or named not in known else (named,)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from cke.errors import CkeError
 from cke.oracles.gguf_writer import write_gguf
@@ -85,10 +86,10 @@ def test_what_passed_through_the_table_of_gelu_says_so(
     trace = _trace(LlamaCppOracle(write_gguf(folder, tmp_path / "m.gguf")), tmp_path / "llamacpp")
     records = {(r.segment, r.checkpoint_id): r for r in trace.trace.body.records}
     told = {key: (record.computed, record.through) for key, record in records.items()}
-    assert told[0, "layer.0.mlp_norm_output"] == (None, None)
+    assert told[0, "layer.0.mlp_norm_output"] == (UNSET, UNSET)
     assert told[0, "layer.0.mlp.mlp_gated_activation"] == ("fp16", "fp16")
-    assert told[0, "layer.1.layer_input"] == told[0, "logits"] == (None, "fp16")
-    assert told[1, "layer.0.attention.attention_context"] == (None, None)
+    assert told[0, "layer.1.layer_input"] == told[0, "logits"] == (UNSET, "fp16")
+    assert told[1, "layer.0.attention.attention_context"] == (UNSET, UNSET)
     gate, up, made = (
         trace.array(records[0, f"layer.0.mlp.{name}"], digest)[0].astype(np.float64)
         for name in ("mlp_gate_projection", "mlp_up_projection", "mlp_gated_activation")

@@ -7,6 +7,8 @@ Every record names its own bytes, so a file can be renamed with its path and not
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from cke.schemas.ir import Node, Value
 
 SCHEMA = "cke.xray_execution_trace"
@@ -61,8 +63,8 @@ class Record(Node, frozen=True):
     derivation: str | None = None
     order: int | None = None
     alias_of: str | None = None
-    computed: str | None = None
-    through: str | None = None
+    computed: str | UnsetType = UNSET
+    through: str | UnsetType = UNSET
     level: Level = "tensor"
 
 
