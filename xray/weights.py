@@ -216,6 +216,9 @@ def _permuted(matrix: Array, target: Array, limit: float) -> str | None:
 
 
 def _values(mine: Array, other: Array, limit: float) -> str:
+    broken = int((~np.isfinite(mine)).sum() - (~np.isfinite(other)).sum())
+    if broken > 0:
+        return f"{broken} of its {mine.size} elements are not finite"
     gap = mine - other
     offset = float(np.median(gap))
     if abs(offset) > limit and _near(mine - offset, other, limit):
