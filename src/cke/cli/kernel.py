@@ -1,6 +1,7 @@
 """`cke kernel promote`: a candidate takes the place of a provider, if its evidence allows it."""
 
 from pathlib import Path
+from typing import Any
 
 from cyclopts import App
 
@@ -45,14 +46,17 @@ def promote(
     epsilon: how much a row may regress in relative RMSE or max_abs.
     write: edit the contract of a kernel that may be promoted, and keep its gate as evidence.
     """
-    renderers = {"human": lambda: told(gate), "json": lambda: encode_json(document_of(gate))}
+    renderers: dict[str, Any] = {
+        "human": lambda: told(gate),
+        "json": lambda: encode_json(document_of(gate)),
+    }
     choose(format, renderers)
     from cke.api.promote import document_of, write_promotion
     from cke.api.promote import promote as run
     from cke.xray.provider_gate import told
 
     progress(f"running {model} under both providers")
-    gate = run(
+    gate: Any = run(
         kernel,
         model,
         oracle=oracle,
