@@ -257,13 +257,22 @@ def reads_positions(graph: ProgramGraph, step: int, op: Op) -> bool:
     )
 
 
+def _of_tokens(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return the function, with padding left where it is."""
+
+    def shifted(positions: Array) -> Array:
+        return np.where(positions >= 0, function(positions), positions)
+
+    return shifted
+
+
 def position_changes(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
     """Yield other positions that a schedule may have fed by mistake."""
     if not reads_positions(graph, step, op):
         return
     for name, function in SHIFTS.items():
         yield Candidate(
-            change=Change(step, op.id, positions=lambda p, f=function: np.where(p >= 0, f(p), p)),
+            change=Change(step, op.id, positions=_of_tokens(function)),
             kind="position",
             what="positions",
             old="as fed",
