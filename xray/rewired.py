@@ -3,10 +3,12 @@
 They are tried when no likelier change closes the gap, since they are many.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
@@ -14,6 +16,8 @@ from cke.xray.candidates import ACTIVATIONS, Candidate, lost_ropes
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.replay import Change
+
+Array = NDArray[Any]
 
 
 def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
@@ -45,9 +49,14 @@ def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Ite
             assert turn is not None, "a rope is put behind a result"
             yield msgspec.structs.replace(
                 found,
-                change=Change(step, op.id, before={place: lambda y, turn=turn: turn((y,))[0]}),
+                change=Change(step, op.id, before={place: _of_one(turn)}),
                 what=f"a rope of operand {place}",
             )
+
+
+def _of_one(after: Callable[[tuple[Array, ...]], tuple[Array, ...]]) -> Callable[[Array], Array]:
+    """Return what a change of the only result does to a value."""
+    return lambda value: after((value,))[0]
 
 
 def later_edges(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
