@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROW = re.compile(r"^\| ([A-Z]+-[0-9.]+) \| (.+) \|$", re.MULTILINE)
 
-ENFORCED: tuple[str, ...] = ("XRAY-5", "XRAY-60", "PKT", "LIS", "LAW")
+ENFORCED: tuple[str, ...] = ("XRAY", "PKT", "LIS", "LAW")
 """Lines, or whole prefixes such as `LIS`, that must have a test; grows as areas are finished."""
 
 WITHOUT_SUBJECT: tuple[str, ...] = ("LAW-14.24",)
