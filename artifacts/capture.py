@@ -56,8 +56,8 @@ class _Sticky:
     failure: str | None = None
 
     def fail(self, reason: str) -> None:
-        """Note a failure; the first one stays."""
-        self.failure = self.failure or reason
+        """Note the failure, after which nothing is recorded."""
+        self.failure = reason
 
     def check(self) -> None:
         """Raise when anything has failed."""

@@ -1,6 +1,6 @@
 """What a layer trace must say of itself: coverage, order, summaries, digests; both layouts.
 
-A legacy trace, without a layout, is readable; `has_layout` says whether a trace can be localised.
+A legacy trace, without a layout, is readable; it is held to its summaries alone.
 """
 
 import math
@@ -67,11 +67,6 @@ def check_layer_trace(trace: LayerTrace, path: Path) -> None:
         ):
             _refuse(path, "$.checkpoint_layout.runtime_checkpoint_step", "the manifest's step")
     _check_intra(trace, path)
-
-
-def has_layout(trace: LayerTrace) -> bool:
-    """Whether the trace has the versioned layout, and every entry its coordinates."""
-    return trace.checkpoint_layout is not UNSET
 
 
 def check_summary(entry: LayerEntry | IntraEntry, path: Path, where: str) -> None:

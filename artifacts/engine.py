@@ -48,7 +48,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     total_layers: int
     kv: KvFacts | None
     vocabulary: int
-    end_tokens: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
     scales: tuple[float, ...] = ()
     load_ns: Mapping[str, int] = {}

@@ -302,14 +302,31 @@ def recorder(total=6, step=3):
         ([(6, {})], "layer 6 is not one of 6 layers"),
         ([(0, {"step": 2})], "expected checkpoints of step 3, got step 2"),
         ([(0, {"role": "logits"})], "expected checkpoints of `layer_output`, got `logits`"),
+        ([(3, {})], "layer 3 was not asked for"),
     ],
 )
 def test_layer_that_does_not_belong_is_refused(appends, text):
-    found = recorder()
+    found = recorder(total=32 if text.endswith("asked for") else 6)
     for layer, change in appends:
         found.append(layer, ROW, **{"step": 3, **change})
     with pytest.raises(ArtifactError, match=text):
         found.layout()
+
+
+@pytest.mark.contract("LIS-94", "LIS-101")
+def test_family_that_is_not_localised_takes_every_layer_it_is_given():
+    found = LayerRecorder("qwen3_dense_decoder", 32, 3)
+    assert found.append(3, ROW, step=3).name == "layer.3.output"
+
+
+@pytest.mark.contract("LIS-86", "LIS-95")
+@pytest.mark.parametrize(("step", "phase", "rows"), [(0, "prefill", 2), (1, "decode", 1)])
+def test_phase_and_extent_of_a_capture_are_those_of_its_step(step, phase, rows):
+    found = run(msgspec.structs.replace(LAYERS_ONLY, checkpoint_step=step)).layers
+    load_layer_trace(msgspec.to_builtins(found), PATH)
+    assert {entry.phase for entry in found.layer_trace} == {phase}
+    assert {entry.step for entry in found.layer_trace} == {step}
+    assert {entry.shape for entry in found.layer_trace} == {(1, rows, 16)}
 
 
 @pytest.mark.contract("LIS-105")
@@ -374,7 +391,35 @@ def test_stage_that_is_missing_has_a_state():
     assert len(PUBLIC_NAMES) == len(layout.requested_coordinates) == 17
 
 
+@pytest.mark.contract("LIS-123")
+def test_nothing_is_recorded_after_a_failure_and_the_first_one_is_told(monkeypatch):
+    found = stage_recorder()
+    found.capture("layer_input", ROW)
+    found.capture("layer_output", ROW)
+    found.capture("attention_norm_output", ROW)
+    found.miss("attention_norm_output", "malformed", "")
+    assert found.resolved == 1
+    with pytest.raises(ArtifactError, match="expected `attention_norm_output`, got `layer_output`"):
+        found.layout()
+    monkeypatch.setattr("cke.artifacts.capture.RECORD_BYTES", 100)
+    large = stage_recorder()
+    large.capture("layer_input", ROW)
+    assert large.entries == []
+    with pytest.raises(ArtifactError, match="`layer_input` is larger than 100 bytes"):
+        large.layout()
+
+
+@pytest.mark.contract("LIS-93")
+def test_stage_that_is_out_of_order_is_not_missing_either():
+    found = stage_recorder()
+    found.miss("attention_scores", "unsupported", "")
+    assert found.resolved == 0
+
+
 def test_detail_is_bounded():
+    found = stage_recorder()
+    found.miss("layer_input", "malformed", "é" * 128)
+    assert found.resolved == 1
     found = stage_recorder()
     found.miss("layer_input", "malformed", "é" * 129)
     with pytest.raises(ArtifactError, match="longer than 256 bytes"):
@@ -390,6 +435,16 @@ def test_values_that_are_not_finite_leave_null_aggregates(value, flags):
     finite = recorder().append(0, observation_of(np.array([[3, -4]], np.float32)), step=3)
     assert (finite.min, finite.max, finite.mean, finite.l2) == (-4, 3, -0.5, 5)
     assert math.isclose(finite.l2, 5)
+
+
+@pytest.mark.contract("LIS-106")
+@pytest.mark.parametrize("path", [ENTRY, STAGE])
+def test_entry_with_a_flag_and_null_aggregates_is_readable(path):
+    found = document("layer_trace")
+    for name in ("min", "max", "mean", "l2"):
+        put(found, f"{path}.{name}", None)
+    refused(load_layer_trace, found, "aggregates where neither nan nor inf is flagged")
+    load_layer_trace(put(found, f"{path}.inf", 1), PATH)
 
 
 @pytest.mark.contract("LIS-102")

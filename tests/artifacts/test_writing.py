@@ -1,5 +1,6 @@
 """Writers: whole files or none, and identity that must be there."""
 
+import contextlib
 import os
 import re
 
@@ -26,6 +27,10 @@ EMPTY = Hasher().fingerprint()
         ({"backend": ""}, "the backend name could not be captured"),
         ({"family": ""}, "the family name could not be captured"),
         ({"input_mode": "vocab_prompt"}, "the tokenizer identity could not be captured"),
+        (
+            {"input_mode": "vocab_prompt", "tokenizer": EMPTY},
+            "the tokenizer identity could not be captured",
+        ),
     ],
 )
 def test_identity_that_is_missing_gives_no_report(change, text):
@@ -50,18 +55,57 @@ def test_target_that_cannot_be_a_file_is_refused(name, target, text, tmp_path):
 
 
 @pytest.mark.contract("LIS-82", "LIS-56", "LIS-103")
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_failure_while_writing_is_reported_and_the_old_file_stays(call, tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["fdopen", "fsync", "replace"])
+@pytest.mark.parametrize("kind", ["report", "trace", "layers"])
+def test_failure_while_writing_is_reported_and_the_old_file_stays(
+    kind, call, tmp_path, monkeypatch
+):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
     target = tmp_path / "report.json"
     target.write_text("old")
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(ArtifactError, match=r"`report\.json` cannot be written: No space left"):
-        write_artifact(run(PLAIN).report, target)
+    artifact = getattr(run(), kind)
+    monkeypatch.setattr(os, call, closing_badly(os.fdopen) if call == "fdopen" else fail)
+    with pytest.raises(ArtifactError) as caught:
+        write_artifact(artifact, target)
+    assert str(caught.value) == (
+        "lis: artifact error: `report.json` cannot be written: No space left on device"
+    )
+    assert caught.value.exit_code == 1
     assert target.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["report.json"]
+
+
+def closing_badly(fdopen):
+    """`os.fdopen` whose files cannot be closed: what was written last is lost."""
+
+    def opened(handle, mode):
+        file = fdopen(handle, mode)
+
+        @contextlib.contextmanager
+        def closed():
+            yield file
+            file.close()
+            raise OSError(28, "No space left on device")
+
+        return closed()
+
+    return opened
+
+
+@pytest.mark.contract("LIS-56")
+def test_run_that_is_killed_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    report = run(PLAIN).report
+    monkeypatch.setattr(os, "replace", lambda *_: os._exit(9))
+    child = os.fork()
+    if child == 0:
+        write_artifact(report, target)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert target.read_text() == "old"
 
 
 @pytest.mark.contract("LIS-88")

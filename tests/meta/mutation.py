@@ -1,6 +1,6 @@
 """Break every rule of some modules once, and see a test fail: the mutation run.
 
-python -m tests.meta.mutation SUBJECT [MODULE ...] [--seconds N] [--again]
+python -m tests.meta.mutation SUBJECT [MODULE ...] [--seconds N] [--again] [--all-tests]
 
 Each rule is tried in a forked process with the fastest tests that run its lines, and no file is
 changed. What was caught is kept in runs/mutation/ by the hash of its module, so that a run which
@@ -40,8 +40,8 @@ KEPT = ROOT / "runs" / "mutation"
 PATIENCE = 30
 """Seconds that one broken rule may take; a test that hangs has noticed it."""
 
-MOST = 60
-"""Tests that are tried for one rule."""
+MOST = 40
+"""Tests that are tried for one rule, unless all are asked for."""
 
 Lines = dict[str, list[int]]
 
@@ -65,6 +65,7 @@ SUBJECTS = {
             "artifacts/*.py",
             "src/cke/cli/run_artifacts.py",
             "src/cke/cli/verify.py",
+            "src/cke/cli/verify_packet.py",
             "src/cke/schemas/run_report.py",
             "src/cke/schemas/decode_trace.py",
             "src/cke/schemas/layer_trace.py",
@@ -254,7 +255,7 @@ def coverage(items: list[pytest.Item], modules: list[Module], name: str) -> dict
     return json.loads(path.read_text()) if missing else kept
 
 
-def noticing(rule: Rule, module: Module, found: dict[str, Any]) -> list[str]:
+def noticing(rule: Rule, module: Module, found: dict[str, Any], most: int) -> list[str]:
     """The tests that could notice a broken rule, those first that run what few others run."""
     wanted = set(rule.lines)
     first, last = rule.scope
@@ -267,7 +268,7 @@ def noticing(rule: Rule, module: Module, found: dict[str, Any]) -> list[str]:
             near = min((counts[line] for line in lines if first <= line <= last), default=0)
             far = min((everywhere[line] for line in lines), default=0)
             rows.append((near, far, found[node][1], node))
-    return [node for *_, node in sorted(rows)][:MOST]
+    return [node for *_, node in sorted(rows)][:most]
 
 
 def swap(module: Module, rule: Rule) -> None:
@@ -317,7 +318,7 @@ def try_function_rules(
     for rule in module.rules:
         if rule.function is None or tell.is_done(module, rule):
             continue
-        nodes = noticing(rule, module, found)
+        nodes = noticing(rule, module, found, tell.most)
 
         def work(rule: Rule = rule, nodes: list[str] = nodes) -> int:
             swap(module, rule)
@@ -333,7 +334,7 @@ def try_import_rules(
     for rule in module.rules:
         if rule.function is not None or tell.is_done(module, rule):
             continue
-        nodes = noticing(rule, module, found)
+        nodes = noticing(rule, module, found, tell.most)
         order = {node: at for at, node in enumerate(nodes)}
 
         def run(items: list[pytest.Item], order: dict[str, int] = order) -> None:
@@ -361,7 +362,8 @@ def try_import_rules(
 class Teller:
     """Keeps what was caught, and says what was not."""
 
-    def __init__(self, name: str, seconds: float, again: bool) -> None:
+    def __init__(self, name: str, seconds: float, again: bool, most: int = MOST) -> None:
+        self.most = most
         self.path = KEPT / f"{name}.jsonl"
         self.until = time.monotonic() + seconds
         self.caught: set[tuple[str, str, int]] = set()
@@ -409,11 +411,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--again", action="store_true", help="try what was caught before, too")
+    parser.add_argument("--all-tests", action="store_true", help="try every test on a survivor")
     chosen = parser.parse_args(arguments)
     subject = SUBJECTS[chosen.subject]
     KEPT.mkdir(parents=True, exist_ok=True)
     every, modules = modules_of(subject, ()), modules_of(subject, chosen.modules)
-    tell = Teller(chosen.subject, chosen.seconds, chosen.again)
+    most = 1 << 20 if chosen.all_tests else MOST
+    tell = Teller(chosen.subject, chosen.seconds, chosen.again, most)
     started = time.monotonic()
 
     def functions() -> int:
@@ -444,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _joined(tell: Teller, modules: list[Module], chosen: argparse.Namespace) -> Teller:
     """What the forked process found, in this one."""
-    new = Teller(chosen.subject, 0, False)
+    new = Teller(chosen.subject, 0, False, tell.most)
     state, new.left, new.until = json.loads((KEPT / f"survived-{os.getpid()}.json").read_text())
     by_file = {module.file: module for module in modules}
     new.survived = [(by_file[file], by_file[file].rules[index]) for file, index in state]
