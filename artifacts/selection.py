@@ -48,16 +48,20 @@ def select(
     penalised = _penalised(policy, generated)
     adjusted = _penalise(raw, penalised, np.float32(policy.penalty))
     skipped = [token for token in suppressed if token < raw.size] if policy.suppression else []
-    allowed = adjusted.copy()
-    allowed[skipped] = -np.inf
-    ranked = _best(allowed, LIS_TRACE_TOPK_SIZE)
+    ranked = _best(_without(adjusted, skipped), LIS_TRACE_TOPK_SIZE)
     if not ranked:
         return None
-    unpenalised = raw.copy()
-    unpenalised[skipped] = -np.inf
-    affected = bool(set(_best(adjusted, LIS_TRACE_TOPK_SIZE)) & set(skipped))
-    changed = bool(penalised) and _best(unpenalised, 1)[0] != ranked[0]
+    affected = bool(skipped) and bool(set(_best(adjusted, LIS_TRACE_TOPK_SIZE)) & set(skipped))
+    changed = bool(penalised) and _best(_without(raw, skipped), 1)[0] != ranked[0]
     return _decision(step, raw, adjusted, ranked, len(set(skipped)), penalised, affected, changed)
+
+
+def _without(scores: Floats, skipped: Sequence[int]) -> Floats:
+    if not skipped:
+        return scores
+    allowed = scores.copy()
+    allowed[skipped] = -np.inf
+    return allowed
 
 
 def _penalised(policy: Policy, generated: Collection[int]) -> frozenset[int]:

@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from cke.api import load
+from cke.api.bench.reports import perf_snapshot
 from cke.api.execution import ModelEngine
 from cke.artifacts.engine import RunRequest
 from cke.artifacts.execute import execute
@@ -28,29 +27,27 @@ FILES: dict[SnapshotKind, str] = {
 }
 PROMPT = (504, 2365, 282, 4649, 314)
 """Token ids of SmolLM2 for a short prompt."""
+PARITY = RunRequest(tokens=PROMPT, generate=16)
+"""What the snapshot of token parity ran."""
 
 
 def main() -> None:
     """Run the models and write every snapshot."""
     folder = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "tests"
     smollm2 = fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    parity = RunRequest(tokens=PROMPT, generate=16)
-    bench = msgspec.structs.replace(parity, perf=True, perf_tag="bench")
-    smoke = msgspec.structs.replace(bench, generate=4, perf_tag="smoke")
-    engine = ModelEngine(load(smollm2, driver="per_layer"))
-    runs: dict[SnapshotKind, list[RunReport]] = {
-        "token_parity_snapshot": [
-            execute(engine, parity).report,
-            execute(ModelEngine(load(smollm2, driver="whole_step")), parity).report,
-        ],
-        "perf_results": [execute(engine, bench).report for _ in range(3)],
-        "perf_smoke": [execute(engine, smoke).report],
-        "qwen3_sanity_snapshot": qwen3_reports(),
-    }
-    for kind, name in FILES.items():
-        path = folder / name
+    model = load(smollm2, driver="per_layer")
+    drivers = (model, load(smollm2, driver="whole_step"))
+    parity = [execute(ModelEngine(item), PARITY).report for item in drivers]
+    snapshots = (
+        make_snapshot("token_parity_snapshot", parity),
+        make_snapshot("qwen3_sanity_snapshot", qwen3_reports()),
+        perf_snapshot(model, PROMPT, 16, 3),
+        perf_snapshot(model, PROMPT, 4, 1, "perf_smoke"),
+    )
+    for snapshot in snapshots:
+        path = folder / FILES[snapshot.kind]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_snapshot(make_snapshot(kind, runs[kind])))
+        path.write_bytes(encode_snapshot(snapshot))
         print(path)
 
 

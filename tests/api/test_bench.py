@@ -9,6 +9,7 @@ import pytest
 
 from cke.api.bench import process, starts
 from cke.api.bench.report import BenchReport, Goal, Row, row, speed_row
+from cke.artifacts.snapshot import read_snapshot
 from cke.cli import main
 from cke.errors import CkeError
 from tests.models import TinyModel
@@ -38,6 +39,7 @@ def test_a_goal_is_missed_only_below_the_upper_end_of_the_interval() -> None:
         assert found.ratios[0].met is met, goal
 
 
+@pytest.mark.contract("LIS-150")
 def test_bench_measures_every_driver_on_a_tiny_model(
     tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,7 +47,11 @@ def test_bench_measures_every_driver_on_a_tiny_model(
     target = tmp_path / "results.json"
     command = ["bench", "--model", str(folder), "--rounds", "2", "--prefill", "16"]
     options = ["-n", "3", "--no-processes", "--no-capture", "--against", "none"]
-    assert main([*command, *options, "--json", str(target)]) == 0
+    reports = tmp_path / "reports.json"
+    assert main([*command, *options, "--json", str(target), "--reports", str(reports)]) == 0
+    snapshot = read_snapshot(reports)
+    assert (snapshot.kind, snapshot.perf and snapshot.perf.runs) == ("perf_results", 2)
+    assert {item.report.selected_token_count for item in snapshot.run_reports} == {3}
     report = msgspec.json.decode(target.read_bytes(), type=BenchReport)
     assert [item.name for item in report.rows] == ["prefill 16", "decode 3"]
     for item in report.rows:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cke.artifacts.execute import execute
 from cke.artifacts.fingerprints import canonical_bytes
 from cke.artifacts.reading import load_layer_trace, load_run_report
 from cke.artifacts.snapshot import encode_snapshot, make_snapshot, read_snapshot
@@ -30,6 +31,23 @@ def test_runs_of_the_parity_snapshots_agree(repository):
         parity = read_snapshot(repository / "tests" / FILES[kind]).token_parity
         assert parity.first_difference is None
         assert parity.compared_tokens >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+@pytest.mark.contract("LIS-150", "LIS-18")
+def test_smollm2_gives_the_committed_tokens(repository, smollm2_gguf):
+    from cke.api import load
+    from cke.api.execution import ModelEngine
+    from tools.snapshots import PARITY
+
+    committed = read_snapshot(repository / "tests" / FILES["token_parity_snapshot"])
+    found = execute(ModelEngine(load(smollm2_gguf, driver="per_layer")), PARITY).report
+    for report in committed.run_reports:
+        assert report.report.prompt_sequences == found.report.prompt_sequences
+        assert report.report.selected_token_ids == found.report.selected_token_ids
+        assert report.manifest.model == found.manifest.model
+        assert report.manifest.config == found.manifest.config
 
 
 @pytest.mark.contract("LIS-20")

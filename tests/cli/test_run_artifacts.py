@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -128,11 +129,19 @@ def test_artifacts_of_one_run(model, tmp_path, capsys):
     cache = report.value.report.kv_cache
     assert (cache.max_tokens, cache.used_tokens) == (128, 6)
     assert report.value.manifest.backend.name == "xla_cpu_per_layer"
-    for path in tmp_path.iterdir():
+    for path in filter(Path.is_file, tmp_path.iterdir()):
         text = path.read_text()
         assert str(tmp_path) not in text
         assert model.name not in text
         assert "attn_scale" not in text
+
+    again = tmp_path / "again"
+    again.mkdir()
+    moved = [part.replace(str(tmp_path), str(again)) for part in everything]
+    assert main(arguments(model, *moved, "--diagnostics", "--perf-per-token")) == 0
+    capsys.readouterr()
+    for name in ("trace.json", "layers.json"):
+        assert masked(again / name) == masked(tmp_path / name)
 
     alone = ["--report-json", str(tmp_path / "a.json")]
     assert main(arguments(model, *alone)) == 0
@@ -140,12 +149,40 @@ def test_artifacts_of_one_run(model, tmp_path, capsys):
     assert main(arguments(model, "--report-json", str(tmp_path / "b.json"), *everything[2:4])) == 0
     traced = capsys.readouterr()
     assert (quiet.out, quiet.err) == (traced.out, traced.err)
-    masked = [
-        re.sub("aset1:[0-9a-f]{32}", "", (tmp_path / name).read_text())
-        for name in ("a.json", "b.json")
-    ]
-    assert masked[0] == masked[1]
-    assert "perf" not in json.loads(masked[0])["report"]
+    assert masked(tmp_path / "a.json") == masked(tmp_path / "b.json")
+    assert "perf" not in json.loads((tmp_path / "a.json").read_text())["report"]
+
+
+def masked(path):
+    """The text of an artifact without its set id, which is all that two equal runs may vary."""
+    text, count = re.subn("aset1:[0-9a-f]{32}", "", path.read_text())
+    assert count == 1
+    return text
+
+
+@pytest.mark.contract("LIS-86", "LIS-111")
+def test_prefill_is_captured_as_step_0(model, tmp_path, capsys):
+    target = tmp_path / "l.json"
+    options = ["--layer-trace-json", str(target), "--layer-checkpoints", "0"]
+    assert main(arguments(model, *options)) == 0
+    shown = capsys.readouterr()
+    found = read_layer_trace(target).value
+    assert {entry.phase for entry in found.layer_trace} == {"prefill"}
+    assert {entry.shape[:2] for entry in found.layer_trace} == {(1, 2)}
+    assert main(arguments(model, "--trace-json", str(tmp_path / "t.json"))) == 0
+    assert capsys.readouterr().out == shown.out
+
+
+@pytest.mark.contract("LIS-55")
+def test_capture_that_changes_a_bit_of_the_logits_is_refused():
+    import numpy as np
+
+    from cke.api.execution import _check_neutral
+    from cke.artifacts.refusal import ArtifactError
+
+    _check_neutral(np.zeros(3), np.zeros(3))
+    with pytest.raises(ArtifactError, match="the capture is not neutral"):
+        _check_neutral(np.zeros(3), -np.zeros(3))
 
 
 @pytest.mark.contract("LIS-114", "LIS-94", "LIS-113")

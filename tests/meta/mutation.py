@@ -10,40 +10,40 @@ that `tests/meta/mutation/SUBJECT.toml` does not excuse with a reason.
 
 import argparse
 import ast
-import functools
 import gc
-import hashlib
 import importlib
 import importlib.abc
 import importlib.util
 import inspect
 import json
 import os
-import signal
 import sys
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import msgspec
 import pytest
-from _pytest.runner import runtestprotocol
 
+from tests.meta.noticing import (
+    MOST,
+    PATIENCE,
+    ROOT,
+    Module,
+    Row,
+    coverage,
+    forget,
+    in_child,
+    make_warm,
+    noticing,
+    passes,
+)
 from tests.meta.rules import Rule, broken, rules
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 KEPT = ROOT / "runs" / "mutation"
-PATIENCE = 30
-"""Seconds that one broken rule may take; a test that hangs has noticed it."""
-
-MOST = 40
-"""Tests that are tried for one rule, unless all are asked for."""
-
-Lines = dict[str, list[int]]
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -80,20 +80,6 @@ SUBJECTS = {
         warm=("tests.artifacts.generations.workflow",),
     ),
 }
-
-
-class Module(msgspec.Struct):
-    """One module under mutation."""
-
-    name: str
-    file: str
-    source: str
-    rules: list[Rule]
-
-    @property
-    def hash(self) -> str:
-        """The hash of its source."""
-        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
 
 
 def modules_of(subject: Subject, chosen: Sequence[str]) -> list[Module]:
@@ -144,133 +130,6 @@ def with_tests(paths: Sequence[str], work: Callable[[list[pytest.Item]], None]) 
         os.dup2(before, 1)
 
 
-def passes(item: pytest.Item) -> bool:
-    """Whether one test passes; its fixtures are torn down."""
-    reports = runtestprotocol(item, log=False, nextitem=None)
-    return all(report.passed or report.skipped for report in reports)
-
-
-def in_child(work: Callable[[], int], patience: float = PATIENCE) -> int:
-    """Run `work` in a forked process and return its code, 124 when it took too long."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + patience
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 125
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return 124
-        time.sleep(0.002)
-
-
-def forget(warm: Sequence[str]) -> None:
-    """Empty the caches of test helpers but for the warm ones, so that a test runs what it needs."""
-    for name, module in list(sys.modules.items()):
-        for item in vars(module).values() if name.startswith("tests.") else ():
-            cached = isinstance(item, functools._lru_cache_wrapper)
-            if cached and f"{item.__module__}.{item.__name__}" not in warm:
-                item.cache_clear()
-
-
-def make_warm(warm: Sequence[str]) -> None:
-    """Call the helpers whose results every forked process starts with."""
-    for name in warm:
-        module, _, function = name.rpartition(".")
-        getattr(importlib.import_module(module), function)()
-
-
-def covered(
-    items: list[pytest.Item], modules: list[Module], warm: Sequence[str]
-) -> dict[str, tuple[float, Lines]]:
-    """How long each test takes, and the lines of the modules that it runs."""
-    files = {str((ROOT / module.file).resolve()): module.file for module in modules}
-    seen: dict[str, set[int]] = {}
-    known: dict[CodeType, str | None] = {}
-
-    def local(frame: FrameType, event: str, _: object) -> Any:
-        if event == "line":
-            seen[known[frame.f_code] or ""].add(frame.f_lineno)
-        return local
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        code = frame.f_code
-        if code not in known:
-            known[code] = files.get(str(Path(code.co_filename).resolve()))
-        if known[code] is None:
-            return None
-        seen.setdefault(known[code] or "", set()).add(frame.f_lineno)
-        return local
-
-    found = {}
-    for item in items:
-        forget(warm)
-        seen.clear()
-        started = time.process_time()
-        sys.settrace(trace)
-        ok = passes(item)
-        sys.settrace(None)
-        if not ok:
-            sys.stderr.write(f"{item.nodeid} fails without any mutation\n")
-            continue
-        lines = {file: sorted(numbers) for file, numbers in seen.items()}
-        found[item.nodeid] = (time.process_time() - started, lines)
-    return found
-
-
-def coverage(items: list[pytest.Item], modules: list[Module], name: str) -> dict[str, Any]:
-    """The coverage of every test, kept as long as its file and the modules that it runs stand."""
-    path = KEPT / f"{name}.coverage.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    hashes = {module.file: module.hash for module in modules}
-
-    def key(item: pytest.Item, files: Iterable[str]) -> str:
-        parts = [item.path.read_bytes(), *(hashes.get(file, "").encode() for file in sorted(files))]
-        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-
-    named = {item.nodeid: item for item in items}
-    kept = {
-        node: row
-        for node, row in kept.items()
-        if node in named and key(named[node], row[2]) == row[0]
-    }
-    missing = [item for item in items if item.nodeid not in kept]
-
-    def work() -> int:
-        new = covered(missing, modules, SUBJECTS[name].warm)
-        rows = {node: [key(named[node], row[1]), *row] for node, row in new.items()}
-        path.write_text(json.dumps(kept | rows))
-        return 0
-
-    if missing and in_child(work, 1200) != 0:
-        raise SystemExit("the tests could not be run without a mutation")
-    return json.loads(path.read_text()) if missing else kept
-
-
-def noticing(rule: Rule, module: Module, found: dict[str, Any], most: int) -> list[str]:
-    """The tests that could notice a broken rule, those first that run what few others run."""
-    wanted = set(rule.lines)
-    first, last = rule.scope
-    ran = {node: row[2].get(module.file, ()) for node, row in found.items()}
-    counts = Counter(line for lines in ran.values() for line in lines if first <= line <= last)
-    everywhere = Counter(line for lines in ran.values() for line in lines)
-    rows = []
-    for node, lines in ran.items():
-        if wanted & set(lines) if rule.function is not None else lines:
-            near = min((counts[line] for line in lines if first <= line <= last), default=0)
-            far = min((everywhere[line] for line in lines), default=0)
-            rows.append((near, far, found[node][1], node))
-    return [node for *_, node in sorted(rows)][:most]
-
-
 def swap(module: Module, rule: Rule) -> None:
     """Give the function that holds the rule the code of its broken form."""
     assert rule.function is not None
@@ -311,7 +170,7 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def try_function_rules(
-    items: list[pytest.Item], module: Module, found: dict[str, Any], tell: "Teller"
+    items: list[pytest.Item], module: Module, found: dict[str, Row], tell: "Teller"
 ) -> None:
     """Break the rules inside functions, each in a fork of this process."""
     named = {item.nodeid: item for item in items}
@@ -328,7 +187,7 @@ def try_function_rules(
 
 
 def try_import_rules(
-    subject: Subject, module: Module, found: dict[str, Any], tell: "Teller"
+    subject: Subject, module: Module, found: dict[str, Row], tell: "Teller"
 ) -> None:
     """Break what a module declares, each in a fork that imports everything anew."""
     for rule in module.rules:
@@ -419,11 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     most = 1 << 20 if chosen.all_tests else MOST
     tell = Teller(chosen.subject, chosen.seconds, chosen.again, most)
     started = time.monotonic()
+    kept = KEPT / f"{chosen.subject}.coverage.json"
 
     def functions() -> int:
         def work(items: list[pytest.Item]) -> None:
             make_warm(subject.warm)
-            found = coverage(items, every, chosen.subject)
+            found = coverage(items, every, modules, kept, subject.warm)
             forget(subject.warm)
             items[0].session.config._tmp_path_factory.getbasetemp()
             tell.until += time.monotonic() - started
@@ -440,9 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     in_child(functions, float("inf"))
     tell = _joined(tell, modules, chosen)
-    kept = json.loads((KEPT / f"{chosen.subject}.coverage.json").read_text())
+    found = msgspec.json.decode(kept.read_bytes(), type=dict[str, Row])
     for module in modules:
-        try_import_rules(subject, module, kept, tell)
+        try_import_rules(subject, module, found, tell)
     return summary(modules, tell, excuses(chosen.subject))
 
 

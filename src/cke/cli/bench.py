@@ -28,6 +28,9 @@ def bench(
     capture: bool = True,
     format: Format = "human",
     json: Annotated[Path | None, Parameter(help="Write the report to this file as well.")] = None,
+    reports: Annotated[
+        Path | None, Parameter(help="Write run reports of the decode to this file, as a snapshot.")
+    ] = None,
     output: Output = None,
 ) -> int:
     """Measure a model here: prefill, decode, start, memory and capture, in interleaved rounds.
@@ -66,12 +69,26 @@ def bench(
     report = measure(plan, progress)
     if json is not None:
         deliver("json", json, {"json": lambda: encode_json(report)})
+    if reports is not None:
+        _write_reports(model, dtype, generate, rounds, reports)
     deliver(
         format,
         output,
         {"human": lambda: describe(report), "json": lambda: encode_json(report)},
     )
     return 1 if any(ratio.met is False for row in report.rows for ratio in row.ratios) else 0
+
+
+def _write_reports(model: Path, dtype: str, generate: int, rounds: int, out: Path) -> None:
+    from cke.api import load
+    from cke.api.bench.measure import DECODE_PROMPT
+    from cke.api.bench.reports import perf_snapshot
+    from cke.artifacts.snapshot import encode_snapshot
+    from cke.artifacts.writing import write_file
+
+    loaded = load(model, None, dtype, driver="per_layer", progress=progress)
+    tokens = range(1, DECODE_PROMPT + 1)
+    write_file(out, encode_snapshot(perf_snapshot(loaded, tokens, generate, rounds)))
 
 
 def describe(report: "BenchReport") -> str:
