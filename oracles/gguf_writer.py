@@ -54,7 +54,7 @@ def write_gguf(folder: Path, target: Path, dtype: str = "f32") -> Path:
             )
         )
     architecture = ARCHITECTURES[model_type]
-    _refuse_untold(folder, config, architecture)
+    refuse_untold(folder, config, architecture)
     temporary = target.with_name(target.name + ".part")
     writer = gguf.GGUFWriter(temporary, architecture)
     _metadata(writer, config, architecture)
@@ -63,7 +63,7 @@ def write_gguf(folder: Path, target: Path, dtype: str = "f32") -> Path:
     return finish(writer, temporary, target)
 
 
-def _refuse_untold(folder: Path, config: dict[str, Any], architecture: str) -> None:
+def refuse_untold(folder: Path, config: dict[str, Any], architecture: str) -> None:
     """Raise CKE713 for a value that llama.cpp fixes in its code and a file cannot change."""
     if architecture in NORM_PLUS_ONE:
         heads, width = config["num_attention_heads"], config["head_dim"]

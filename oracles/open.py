@@ -4,7 +4,10 @@ The optional packages are imported only by the oracle that needs them.
 """
 
 import hashlib
+import json
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.errors.files import cache_folder
@@ -12,6 +15,7 @@ from cke.oracles.base import Oracle
 
 DOCUMENT = "trace.json"
 LIVE = ("pytorch", "llamacpp")
+NEEDED = {"pytorch": ("torch", "transformers"), "llamacpp": ("llama_cpp", "gguf")}
 
 
 def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
@@ -43,6 +47,44 @@ def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
     from cke.oracles.llamacpp import LlamaCppOracle
 
     return LlamaCppOracle(_gguf(model, dtype))
+
+
+def oracles_at_hand(model: Path) -> tuple[str, ...]:
+    """Return the live oracles that are installed and have a table for a model's family."""
+    answers = {"pytorch": _in_transformers, "llamacpp": _in_llamacpp}
+    return tuple(name for name in LIVE if _installed(name) and answers[name](model))
+
+
+def _installed(name: str) -> bool:
+    return all(find_spec(package) is not None for package in NEEDED[name])
+
+
+def _in_transformers(model: Path) -> bool:
+    from cke.oracles.points import family_names
+
+    return model.suffix == ".gguf" or _config(model).get("model_type") in family_names()
+
+
+def _in_llamacpp(model: Path) -> bool:
+    from cke.oracles.gguf_writer import ARCHITECTURES, refuse_untold
+
+    if model.suffix == ".gguf":
+        return True
+    config = _config(model)
+    architecture = ARCHITECTURES.get(str(config.get("model_type")))
+    if architecture is None:
+        return False
+    try:
+        refuse_untold(model, config, architecture)
+    except CkeError:
+        return False
+    return True
+
+
+def _config(model: Path) -> dict[str, Any]:
+    file = model / "config.json"
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found
 
 
 def _gguf(model: Path, dtype: str) -> Path:

@@ -4,7 +4,6 @@ A finding in one stage stops the later ones. Captures are asked for in rounds: a
 the edges of the first failing block, then, while nothing local explains it, of the blocks above.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,23 +12,20 @@ import msgspec
 from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest
 from cke.schemas.attention_packet import PacketMeasurement
-from cke.schemas.diagnosis import Diagnosis, Point
+from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
-from cke.xray.diff import OVER
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph
 from cke.xray.joins import declared_fault
-from cke.xray.locate import POSITIONS, compiled_fault, first_fault
+from cke.xray.locate import compiled_fault, first_fault
 from cke.xray.packets import weigh_packet, with_packet
 from cke.xray.plan import block_edges, first_round, remaining
 from cke.xray.report import report_of
+from cke.xray.second import with_second
 from cke.xray.sides import OracleSide, SubjectSide
 
 Then = Callable[[Case, Diagnosis], Diagnosis]
-
-AGREE = 0.01
-"""Two oracles agree where their distances from the subject differ by no more than this part."""
 
 
 def diagnose(
@@ -64,7 +60,7 @@ def diagnose(
     else:
         finding = _run(case, resume)
     if finding is not None and second is not None:
-        finding = _with_second(finding, second)
+        finding = with_second(finding, second, case.bodies)
     if persistent and case.pairs and request.forced:
         case.replay_decode()
     evidence = None if packet is None else weigh_packet(case, packet)
@@ -175,54 +171,3 @@ def _behaviour(case: Case) -> Finding | None:
     )
     case.stage("behaviour", finding, checked, "first token at every position")
     return finding
-
-
-def _with_second(finding: Finding, second: Diagnosis) -> Finding:
-    """Return the finding with what a second oracle says of the same edge.
-
-    It breaks the tie between the subject's definition, or its own copy of a weight, and the first.
-    """
-    weights = finding.row is not None and finding.row.stage == "weights"
-    doubtful = finding.owner == "circuit" or finding.failure_class is None
-    circuit = doubtful and finding.replay is not None
-    same = [point for point in second.points if point.checkpoint_id == finding.checkpoint_id]
-    if not (weights or circuit) or not same:
-        return finding
-    name = second.oracle.get("producer")
-    if all(point.status not in OVER for point in same):
-        both = ", with weights of its own, sides" if weights else " and the float64 definition side"
-        return msgspec.structs.replace(
-            finding,
-            failure_class="REFERENCE_DEFECT",
-            owner="reference_adapter",
-            because=(
-                *finding.because,
-                f"the second oracle ({name}){both} with the subject",
-            ),
-            question=None,
-        )
-    told = (*finding.because, f"the second oracle ({name}) differs from the subject too")
-    if finding.failure_class is None and any(_as_far(finding, point) for point in same):
-        return msgspec.structs.replace(
-            finding,
-            failure_class=(
-                "POSITION_CONTRACT_MISMATCH"
-                if finding.operator in POSITIONS
-                else "CIRCUIT_SEMANTICS_DIVERGENCE"
-            ),
-            owner="circuit",
-            because=(*told, "and by as much: two oracles agree on what the circuit does not say"),
-            question=None,
-        )
-    return msgspec.structs.replace(finding, because=told)
-
-
-def _as_far(finding: Finding, point: Point) -> bool:
-    """Return whether a point of another report is as far from the subject as the finding is."""
-    mine = None if finding.metrics is None else finding.metrics.relative_rmse
-    if mine is None or point.relative_rmse is None:
-        return False
-    place = (finding.segment, finding.role)
-    return place == (point.segment, point.role) and math.isclose(
-        mine, point.relative_rmse, rel_tol=AGREE
-    )

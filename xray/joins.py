@@ -175,7 +175,7 @@ def _strides(subject: Body, oracle: Body) -> Finding | None:
 
 
 def declared_fault(
-    manifest: Manifest,
+    manifest: Manifest | None,
     subject_dtype: str,
     backend: str,
     oracle_dtype: str,
@@ -205,23 +205,28 @@ def declared_fault(
                 f"the oracle says {oracle_dtype}, and most of its loaded tensors are {loaded}",
             ),
         )
-    return registry_fault(manifest)
+    return None if manifest is None else registry_fault(manifest)
 
 
 def metadata_fault(
-    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None = None
+    manifest: Manifest | None, subject: Body, oracle: Body, wanted: frozenset[str] | None = None
 ) -> Finding | None:
-    """Return the first checkpoint whose metadata cannot be joined; every record is looked at."""
+    """Return the first checkpoint whose metadata cannot be joined; every record is looked at.
+
+    Without a manifest the records alone are compared.
+    """
     return next(_metadata(manifest, subject, oracle, wanted), None)
 
 
 def _metadata(
-    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None
+    manifest: Manifest | None, subject: Body, oracle: Body, wanted: frozenset[str] | None
 ) -> Iterator[Finding]:
-    bound = {(item.checkpoint.name, item.checkpoint.role): item for item in manifest.checkpoints}
+    checkpoints = () if manifest is None else manifest.checkpoints
+    programs = () if manifest is None else manifest.calls.programs
+    bound = {(item.checkpoint.name, item.checkpoint.role): item for item in checkpoints}
     contracts = {
         call.id + program.phase + function.name: call
-        for program in manifest.calls.programs
+        for program in programs
         for function in program.functions
         for call in function.calls
     }
@@ -246,7 +251,7 @@ def _metadata(
         call = contracts.get(binding.call + binding.phase + binding.function)
         if record.kernel_id not in {
             item.kernel_id
-            for item in manifest.checkpoints
+            for item in checkpoints
             if (item.checkpoint.name, item.checkpoint.role) == (_name(record), record.role)
         }:
             yield _at(
@@ -301,10 +306,11 @@ def _storage(
 
 
 def _missing(
-    manifest: Manifest, subject: Body, oracle: Body, wanted: frozenset[str] | None
+    manifest: Manifest | None, subject: Body, oracle: Body, wanted: frozenset[str] | None
 ) -> Iterator[Finding]:
-    known = {item.checkpoint.name for item in manifest.checkpoints}
-    live = oracle.producer.name in ("pytorch", "llamacpp")
+    checkpoints = () if manifest is None else manifest.checkpoints
+    known = {item.checkpoint.name for item in checkpoints}
+    live = manifest is not None and oracle.producer.name in ("pytorch", "llamacpp")
     for record in oracle.records:
         name = _name(record)
         if live and name not in known and not name.startswith("edge/"):

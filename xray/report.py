@@ -45,10 +45,10 @@ def report_of(
         else body.oracle,
         stages=_stages(case, finding),
         first_divergence=None if finding is None else _divergence(case, finding, rows),
-        next_probe=_probe(case, finding, reproduce),
+        next_probe=_probe(case, finding, reproduce, second),
         coverage=_coverage(case, rows),
         rounds=tuple(case.rounds),
-        points=tuple(_point(row) for row in rows),
+        points=tuple(point_of(row) for row in rows),
         byte_exact_prefix=next(
             (i for i, row in enumerate(rows) if not row.metrics or not row.metrics.byte_exact),
             len(rows),
@@ -145,11 +145,24 @@ def _last_passing(case: Case, finding: Finding, rows: list[Row]) -> str | None:
     return last
 
 
-def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
-    """Return the two commands that decide an open finding: a second oracle, then both reports."""
-    if finding is None or not finding.open:
+def _probe(
+    case: Case, finding: Finding | None, reproduce: str, second: Diagnosis | None
+) -> Probe | None:
+    """Return the two commands that decide an open finding: a second oracle, then both reports.
+
+    A verdict on the circuit that rests on one oracle asks for a second where one is at hand.
+    """
+    if finding is None:
+        return None
+    others = [name for name in case.oracle.others if name != case.oracle.name]
+    alone = finding.owner == "circuit" and finding.replay is not None and second is None
+    if not finding.open and not (alone and others):
         return None
     other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
+    other = others[0] if others else other
+    question = finding.question or "which side is right"
+    if not finding.open:
+        question = f"whether {other} says so too: the verdict rests on {case.oracle.name} alone"
     if finding.failure_class == "RANKING_DIVERGENCE" and case.oracle.name != "reference":
         other = "reference"
     folder = case.folder.parent / f"second-{other}"
@@ -157,7 +170,7 @@ def _probe(case: Case, finding: Finding | None, reproduce: str) -> Probe | None:
     asked = re.sub(r"(?<= --oracle )\S+", other, plain)
     asked = re.sub(r"(?<= --out )\S+", shlex.quote(str(folder)), asked)
     command = f"{asked}; {plain} --second-report {shlex.quote(str(folder / 'report.json'))}"
-    return Probe(command=command, question=finding.question or "which side is right")
+    return Probe(command=command, question=question)
 
 
 def _coverage(case: Case, rows: list[Row]) -> Coverage:
@@ -185,7 +198,8 @@ def _coverage(case: Case, rows: list[Row]) -> Coverage:
     )
 
 
-def _point(row: Row) -> Point:
+def point_of(row: Row) -> Point:
+    """Return the stop of a measured row."""
     metrics = row.metrics
     assert metrics is not None, "only measured rows are points"
     return Point(

@@ -49,6 +49,8 @@ class OracleSide(Protocol):
     name: str
     dtype: str
     weight_dtypes: dict[str, int]
+    others: tuple[str, ...]
+    """The oracles at hand that could give a second opinion."""
 
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
         """Run the request, or read what was recorded, and keep the edges it asks for."""

@@ -69,6 +69,7 @@ class Oracle(Interpreted):
 
     name = "reference"
     weight_dtypes: dict[str, int] = {}
+    others: tuple[str, ...] = ()
 
     def weights(self) -> None:
         return None

@@ -22,7 +22,7 @@ from cke.api.packet_bridge import admit_packet, check_weights, export_command
 from cke.api.report_files import with_folder, with_progress, write_report
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.facts import measured_version
-from cke.oracles.open import open_oracle
+from cke.oracles.open import open_oracle, oracles_at_hand
 from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
 from cke.runtime.gated_writer import GatedWriter
@@ -107,6 +107,7 @@ class LiveOracle:
         self.dtype = "f64" if name == "reference" else dtype
         self._opened: Any = None if name == "reference" else open_oracle(name, model, dtype)
         self.weight_dtypes = self._dtypes()
+        self.others = oracles_at_hand(model)
 
     def _dtypes(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -153,6 +154,7 @@ class RecordedOracle:
         self.name = producer.name
         self.dtype = producer.dtype
         self.weight_dtypes = dict(producer.weight_dtypes)
+        self.others: tuple[str, ...] = ()
 
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
         """Return the trace, linked at `out`; the edges asked for are a subset of what it holds."""
@@ -189,6 +191,7 @@ def xray(
     oracle_model: str | Path | None = None,
     second: tuple[Diagnosis, str] | None = None,
     packet: str | Path | None = None,
+    recorded: str | Path | None = None,
     reproduce: str | None = None,
     persistent: bool = False,
     since: tuple[Diagnosis, str] | None = None,
@@ -202,7 +205,8 @@ def xray(
     `persistent` also compares the decode steps with a full replay of them.
     `since` is an earlier report with its sha256: its failing block is looked at first, and the
     report says how the first divergence moved.
-    `packet` is the packet.json of an attention packet of the same call, as evidence.
+    `packet` is the packet.json of an attention packet of the same call, as evidence. `recorded` is
+    a trace of the model, which then is not run: the oracle answers for its tokens and forwards.
     """
     measured = None if packet is None else admit_packet(Path(packet))
     loaded = model if isinstance(model, Model) else load(model, circuit, dtype)
@@ -210,22 +214,14 @@ def xray(
     if measured is not None:
         check_weights(measured, loaded)
     subject = ModelSubject(loaded, circuit)
-    side: LiveOracle | RecordedOracle
-    if str(oracle) in LIVE:
-        side = LiveOracle(str(oracle), Path(oracle_model or path), run_dtype(dtype))
-    elif Path(oracle).is_dir():
-        side = RecordedOracle(Path(oracle))
-    else:
-        raise MissingInputError(
-            Diagnostic(
-                code="CKE720",
-                message=f"expected an oracle of `pytorch`, `llamacpp`, `reference`, or the folder "
-                f"of a trace, got `{oracle}`",
-                notes=(Note("check the value of --oracle", label="help"),),
-            )
-        )
-    if isinstance(side, RecordedOracle) and tokens is None:
-        request = recorded_request(side)
+    if recorded is not None:
+        from cke.api.recorded_subject import RecordedSubject
+
+        subject = RecordedSubject(loaded, circuit, Path(recorded))
+    side = opened_side(oracle, oracle_model or path, run_dtype(dtype))
+    known = getattr(subject, "trace", None) or getattr(side, "trace", None)
+    if known is not None and (tokens is None or recorded is not None):
+        request = recorded_request(known)
     else:
         rows = tokens or default_tokens(loaded)
         request = CaptureRequest(tokens=rows, segments=segments, forced=forced)
@@ -261,9 +257,30 @@ def xray(
     return report
 
 
-def recorded_request(side: RecordedOracle) -> CaptureRequest:
+def opened_side(
+    oracle: str | Path, model: str | Path | None, dtype: str
+) -> LiveOracle | RecordedOracle:
+    """Return an oracle by name on a model, or the trace in a folder; what is neither is CKE720."""
+    if str(oracle) in LIVE and model is not None:
+        return LiveOracle(str(oracle), Path(model), dtype)
+    if Path(oracle).is_dir():
+        side = RecordedOracle(Path(oracle))
+        side.others = () if model is None else oracles_at_hand(Path(model))
+        return side
+    needs = ", and with a live one what it loads: `--oracle-model`" if model is None else ""
+    raise MissingInputError(
+        Diagnostic(
+            code="CKE720",
+            message=f"expected an oracle of `pytorch`, `llamacpp`, `reference`, or the folder "
+            f"of a trace{needs}, got `{oracle}`",
+            notes=(Note("check the value of --oracle", label="help"),),
+        )
+    )
+
+
+def recorded_request(trace: TraceFolder) -> CaptureRequest:
     """Return the request that a trace answers: its prompt, forwards and forced tokens."""
-    segments = side.trace.trace.body.segments
+    segments = trace.trace.body.segments
     prefill = [item for item in segments if item.phase == "prefill"]
     rows: list[list[int]] = [[] for _ in prefill[0].tokens]
     ends: list[int] = []

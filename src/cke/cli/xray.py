@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = App(name="xray", help="Find the first divergent edge of a model, its cause and its owner.")
 
 FLAGS = (
+    "subject",
     "model",
     "circuit",
     "oracle",
@@ -37,6 +38,7 @@ FLAGS = (
 def xray(
     *,
     model: Path | None = None,
+    subject: Path | None = None,
     oracle: str | None = None,
     out: Path | None = None,
     circuit: str | None = None,
@@ -63,6 +65,8 @@ def xray(
     Parameters
     ----------
     model: the model folder or .gguf file.
+    subject: the folder of a trace, in place of a run. Without the model that was traced the traces
+        alone are compared, and no op is replayed.
     oracle: pytorch, llamacpp, reference, or the folder of a trace.
     out: the folder to write the report and its captures to.
     circuit: a library circuit or a .circuit file; by default the family of the model's config.
@@ -156,7 +160,7 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
     for flag, value in zip(words[::2], words[1::2], strict=False):
         name = flag.removeprefix("--").replace("-", "_")
         if name in FLAGS and given.get(name) in (None, "", "float32"):
-            path = name in ("model", "oracle_model", "second_report", "packet", "out")
+            path = name in ("subject", "model", "oracle_model", "second_report", "packet", "out")
             found[name] = Path(value) if path else value
     if given["tokens"] or given["prompt"]:
         found = {name: value for name, value in found.items() if name not in ("tokens", "prompt")}
@@ -166,6 +170,12 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
 def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = None) -> "Diagnosis":
     """Run a diagnosis of the flags given and write its report."""
     check_flags(given)
+    if given["model"] is None:
+        from cke.api.recorded_subject import xray_trace
+
+        keys = ("subject", "oracle", "out", "oracle_model")
+        told = {key: given[key] for key in keys}
+        return xray_trace(told.pop("subject"), **told, reproduce=command_of(given))
     from cke.api import load
     from cke.api.diagnosis import read_second
     from cke.api.diagnosis import xray as run
@@ -194,6 +204,7 @@ def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = Non
         since=since,
         second=earlier,
         packet=given["packet"],
+        recorded=given["subject"],
         reproduce=command_of(given),
         say=progress,
     )
@@ -202,6 +213,8 @@ def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = Non
 def check_flags(given: dict[str, Any]) -> None:
     """Refuse flags that are missing or contradict each other, before anything is loaded."""
     absent = [f"`--{name}`" for name in ("model", "oracle", "out") if given[name] is None]
+    if given.get("subject") is not None and given["model"] is None:
+        absent.remove("`--model`")
     if absent:
         raise _usage(f"expected {' and '.join(absent)}, got none")
     if given["tokens"] and given["prompt"]:

@@ -1,0 +1,104 @@
+"""A recorded trace as the subject of X-Ray: with the model that was traced, or without it."""
+
+import shutil
+import time
+from pathlib import Path
+
+from cke.api.build import built_package
+from cke.api.diagnosis import (
+    ModelSubject,
+    opened_side,
+    recorded_request,
+)
+from cke.api.evidence import identity_of
+from cke.api.model import Model
+from cke.api.report_files import write_report
+from cke.errors import Diagnostic, Note, RejectedError
+from cke.runtime.schedule import CaptureRequest
+from cke.runtime.trace_reader import TraceFolder, read_trace
+from cke.runtime.trace_writer import DOCUMENT
+from cke.schemas.diagnosis import Diagnosis
+from cke.schemas.reading import canonical_sha256
+from cke.xray.traces import diagnose_trace
+
+
+class RecordedSubject(ModelSubject):
+    """A trace of a model, with the model: what it captured is all that is captured."""
+
+    def __init__(self, model: Model, circuit: str | Path | None, folder: Path) -> None:
+        super().__init__(model, circuit)
+        self.trace = subject_trace_of(folder)
+        self._check(folder)
+
+    def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
+        """Return the trace; the edges asked for are a subset of what was recorded."""
+        return self.trace
+
+    def _check(self, folder: Path) -> None:
+        """Raise RejectedError for a trace of other weights or of another build of the circuit."""
+        known = self.trace.trace.body.identity
+        built = built_package(self.model.files, self.circuit, self.dtype)
+        pairs = (
+            ("model_sha256", known.model_sha256, identity_of(self.model.files).model_sha256),
+            ("manifest_sha256", known.manifest_sha256, canonical_sha256(built.manifest)),
+        )
+        for key, recorded, given in pairs:
+            if recorded is not None and recorded != given:
+                raise _refused(
+                    folder,
+                    f"$.body.identity.{key}",
+                    f"expected the trace of this model and circuit, `{str(given)[:12]}`, got one "
+                    f"of `{recorded[:12]}`",
+                    "give the model, the circuit and the dtype that were traced",
+                )
+
+
+def subject_trace_of(folder: Path) -> TraceFolder:
+    """Return the trace of a subject; a trace of an oracle is refused."""
+    trace = read_trace(folder)
+    side = trace.trace.body.side
+    if side != "subject":
+        raise _refused(
+            folder, "$.body.side", f"expected the trace of a subject, got that of an {side}",
+            "write one with `cke trace`",
+        )  # fmt: skip
+    return trace
+
+
+def xray_trace(
+    subject: str | Path,
+    *,
+    oracle: str | Path,
+    out: str | Path,
+    oracle_model: str | Path | None = None,
+    reproduce: str | None = None,
+) -> Diagnosis:
+    """Diagnose a recorded trace without its model; the report is written under `out`.
+
+    A live oracle runs the trace's own tokens and forwards on `oracle_model`.
+    """
+    start = time.monotonic()
+    trace = subject_trace_of(Path(subject))
+    side = opened_side(oracle, oracle_model, trace.trace.body.producer.dtype)
+    shutil.rmtree(Path(out) / "rounds", ignore_errors=True)
+    report = diagnose_trace(
+        trace,
+        side,
+        recorded_request(trace),
+        Path(out) / "rounds",
+        reproduce=reproduce or f"cke xray --subject {subject} --oracle {oracle} --out {out}",
+    )
+    write_report(report, Path(out), time.monotonic() - start)
+    return report
+
+
+def _refused(folder: Path, path: str, message: str, help: str) -> RejectedError:
+    return RejectedError(
+        Diagnostic(
+            code="CKE734",
+            file=f"{folder.name}/{DOCUMENT}",
+            path=path,
+            message=message,
+            notes=(Note(help, label="help"),),
+        )
+    )
