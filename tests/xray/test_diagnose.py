@@ -9,6 +9,7 @@ from tests.models import TinyModel
 from tests.xray.faults import FAULTS, edited
 
 pytestmark = [pytest.mark.oracle_torch, pytest.mark.slow]
+NIGHTLY = pytest.mark.nightly
 SMALL = ("rope-base", "window", "gate-and-up", "keys-and-values", "norm-epsilon")
 # Random weights give small scores: a cap that they never reach is no fault that one could see.
 CONFIGS: dict[str, dict[str, object]] = {"gemma2": {"attn_logit_softcapping": 0.25}}
@@ -41,3 +42,33 @@ def test_a_fault_in_a_circuit_is_named_and_confirmed(
     assert found.confirmed_by.what == fault.changed
     assert found.confirmed_by.after < found.confirmed_by.before
     assert report.status == "complete"
+
+
+BF16 = ("gate-and-up", "rope-base", "rope-pairing", "attention-scale", "keys-and-values")
+
+
+@pytest.mark.contract("XRAY-13")
+@pytest.mark.parametrize(
+    "name", [name if name == BF16[0] else pytest.param(name, marks=NIGHTLY) for name in BF16]
+)
+def test_a_fault_of_a_bf16_run_is_named_against_a_budget_of_bf16(
+    name: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    report = xray(
+        tiny_model(fault.family),
+        oracle="pytorch",
+        dtype="bfloat16",
+        circuit=edited(fault, tmp_path / "circuits"),
+        out=tmp_path / "out",
+        forced=((5,), (9,)),
+    )
+    found = report.first_divergence
+    assert found is not None
+    assert (found.checkpoint_id, found.failure_class) == (fault.checkpoint_id, fault.failure_class)
+    assert found.fix_owner == "circuit"
+    assert found.confirmed_by is not None
+    assert found.confirmed_by.what == fault.changed
+    assert found.gate is not None
+    assert found.gate.relative_rmse >= 2.0**-8
+    assert report.stages[3].state == "passed"
