@@ -79,6 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     },
     "granite.steep": {"attention_multiplier": 1e6},
+    "gemma2.width": {"query_pre_attn_scalar": GEMMA["head_dim"]},
 }
 """A family with another name behind a dot → what its config has besides."""
 
