@@ -159,6 +159,7 @@ def run_case(bench: Bench, worker: Worker, case: Case) -> Kept:
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         failed = f"{type(error).__name__}: {error}"
     found = None
+    failed = failed and failed.replace(f"{bench.folder}/", "")
     if failed is None:
         found = msgspec.json.decode(report.read_bytes(), type=Diagnosis)
     kept = Kept(key=bench.key(case), outcome=judge(case, found, failed), seconds=seconds)
