@@ -8,13 +8,15 @@ def read_measurement(analysis: Analysis) -> PacketMeasurement:
     """Return the measurement of an analysed packet; any other packet is no evidence."""
     original = analysis.original_query_reference
     rounded = analysis.reference_rounded_to_output_dtype
-    if analysis.status != "analyzed" or original is None or rounded is None:
+    if analysis.status != "analyzed":
         reasons = "; ".join(analysis.inconclusive_reasons)
         reason = analysis.refusal.message if analysis.refusal else reasons
         refuse(
             "CKE848",
             f"expected an analyzed packet as evidence, got one that is {analysis.status}: {reason}",
         )
+    assert original is not None
+    assert rounded is not None
     assert analysis.packet_sha256 is not None
     assert analysis.identity is not None
     assert analysis.selection is not None

@@ -124,9 +124,11 @@ def _check_shapes(payloads: dict[str, Payload], facts: StepFacts) -> None:
         "output": (1, heads, 1, width),
     }
     for name, payload in payloads.items():
-        if payload.shape != expected[name] or 0 in payload.shape:
-            wanted, got = list(expected[name][1:]), list(payload.shape[1:])
+        wanted, got = list(expected[name][1:]), list(payload.shape[1:])
+        if got != wanted:
             refuse("CKE847", f"expected {wanted} for `{name}`, got {got}")
+        if 0 in got:
+            refuse("CKE847", f"expected every axis of `{name}` to hold something, got {got}")
     if heads % kv_heads:
         refuse("CKE847", f"expected a multiple of {kv_heads} kv heads, got {heads} query heads")
     dtypes = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from cke.attention_packet.documents import Documents, parse_object, to_struct
 from cke.attention_packet.files import JSON_LIMITS, PacketFolder
-from cke.attention_packet.geometry import MAX_PAYLOAD_BYTES, check_entry
+from cke.attention_packet.geometry import check_entry
 from cke.attention_packet.payload import NativeTensor, read_payloads
 from cke.attention_packet.refusal import refuse
 from cke.schemas.attention_packet import Mirror, MirrorCheck, MirrorHistory
@@ -93,8 +93,6 @@ def _check_shapes(mirror: Mirror, documents: Documents, file: str) -> None:
                 file=file,
                 path=f"$.{name}",
             )
-    if mirror.keys.byte_count + mirror.values.byte_count > MAX_PAYLOAD_BYTES:
-        refuse("CKE846", f"expected at most {MAX_PAYLOAD_BYTES} payload bytes", file=file)
 
 
 def _compare(stored: NativeTensor, mirror: NativeTensor, start: int, end: int) -> MirrorHistory:

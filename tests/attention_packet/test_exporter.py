@@ -220,7 +220,7 @@ def test_differing_kv_dtypes_give_no_packet(name: str, tmp_path: Path) -> None:
         ("incomingKeys", lambda x: x[0], "expected [heads, tokens, width] for `incomingKeys`"),
         ("output", lambda x: x.astype(np.float64), "expected float16, bfloat16 or float32"),
     ],
-    ids=str,
+    ids=["heads", "tokens", "width", "axes", "dtype"],
 )
 def test_arrays_of_another_shape_are_refused(
     name: str, change: Any, expected: str, tmp_path: Path
@@ -231,6 +231,40 @@ def test_arrays_of_another_shape_are_refused(
         export_packet(given, facts(), tmp_path / "packet")
     assert expected in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@contract("PKT-42")
+def test_arrays_without_kv_heads_are_not_exported(tmp_path: Path) -> None:
+    given = {name: x if name in ("queries", "output") else x[:0] for name, x in arrays().items()}
+    with pytest.raises(CkeError, match="expected every axis of `storedKeys` to hold something"):
+        export_packet(given, facts(), tmp_path / "packet")
+
+
+@contract("PKT-42")
+def test_query_heads_that_are_no_multiple_are_not_exported(tmp_path: Path) -> None:
+    given = arrays()
+    given |= {name: given[name][:3] for name in ("queries", "output")}
+    with pytest.raises(CkeError, match="expected a multiple of 2 kv heads, got 3 query heads"):
+        export_packet(given, facts(), tmp_path / "packet")
+
+
+@contract("PKT-30")
+def test_kernel_output_of_a_foreign_dtype_is_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(CkeError, match="expected a kernel output dtype of output or storage"):
+        export_packet(arrays(), facts(kernel_output_dtype="float16"), tmp_path / "packet")
+
+
+@contract("PKT-22")
+def test_payload_above_the_limit_is_not_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = sum(array.nbytes for array in arrays().values())
+    monkeypatch.setattr(exporter, "MAX_PAYLOAD_BYTES", total)
+    assert export_packet(arrays(), facts(), tmp_path / "packet").status == "captured"
+    monkeypatch.setattr(exporter, "MAX_PAYLOAD_BYTES", total - 1)
+    message = f"expected at most {total - 1} payload bytes, got {total}"
+    with pytest.raises(CkeError, match=message):
+        export_packet(arrays(), facts(), tmp_path / "larger")
 
 
 def test_missing_array_is_refused(tmp_path: Path) -> None:

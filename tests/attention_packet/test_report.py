@@ -208,9 +208,13 @@ def test_packet_has_no_place_for_the_probe(tmp_path: Path) -> None:
 @contract("PKT-62")
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link", "folder"])
 def test_existing_output_is_left_unchanged(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = example().write(tmp_path / "packet")
+    monkeypatch.setattr("cke.attention_packet.__main__.analyze", None)
     output, kept = tmp_path / "report.json", tmp_path / "kept.json"
     if kind != "dangling link":
         kept.write_text("mine")
