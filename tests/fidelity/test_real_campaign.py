@@ -13,7 +13,7 @@ pytestmark = [
     *(pytest.mark.oracle_llamacpp, pytest.mark.multiprocess),
 ]
 PLAN = Path(__file__).parents[2] / "examples" / "campaigns" / "smollm2.toml"
-ORDERED = ("q8_0", "q4_k_m", "fp8_e4m3", "q4_0", "int4")
+ORDERED = ("q8_0", "fp8_e4m3", "q4_k_m", "q4_0", "int4")
 
 
 @pytest.mark.contract("LAW-1.2", "LAW-12.4", "LAW-17.9")
