@@ -97,7 +97,7 @@ def train(steps: int, text: str, folder: Path) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(loss.detach().item())
         if step % 50 == 0:
             print(f"step {step} of {steps}: loss {losses[-1]:.3f}", file=sys.stderr, flush=True)
     model.config.output_router_logits = False
