@@ -175,6 +175,30 @@ def test_other_statuses_of_pass_1():
     assert set(DISPOSITIONS) == set(get_args(differential.TokenStatus))
 
 
+@pytest.mark.contract("LIS-141")
+def test_gates_of_pass_1_hold_though_a_preflight_lets_them_through():
+    one = original("reference")
+    failed = edited(one, ("report.execution_status", "error"), ("report.status_code", 1))
+    allowed = calibrate(one, one, prompts=PROMPTS)
+    bound = {"reference_report_sha256": failed.sha256, "candidate_report_sha256": failed.sha256}
+    found = localize_tokens(replace(allowed, **bound), failed, failed)
+    assert (found.status, found.reasons) == ("unsupported_comparison", ("execution_not_ok",))
+    rows = EngineRunner(SeededEngine()).run(replace(REQUEST, batch=2)).report
+    found = calibrated(rows, rows)
+    assert (found.status, found.reasons) == ("unsupported_comparison", ("batch_unsupported",))
+
+
+@pytest.mark.contract("LIS-141")
+def test_reasons_of_a_blocked_comparison_are_those_that_block():
+    one = original("reference")
+    other = edited(
+        one,
+        ("manifest.config.fingerprint", mark("1")),
+        ("manifest.runtime.thread_count", 2),
+    )
+    assert calibrated(one, other).reasons == ("config_fingerprint_mismatch",)
+
+
 @pytest.mark.contract("LIS-142")
 @pytest.mark.parametrize("swapped", [False, True])
 def test_shorter_run_differs_at_its_end(swapped):

@@ -7,7 +7,7 @@ from cke.artifacts.execute import execute
 from cke.artifacts.reading import load_decode_trace, load_layer_trace, load_run_report
 from cke.artifacts.refusal import ArtifactError, UsageError
 from cke.artifacts.seeded import SeededEngine
-from tests.artifacts.documents import DELETE, PLAIN, REQUEST, document, put, refused, run
+from tests.artifacts.documents import DELETE, PATH, PLAIN, REQUEST, document, put, refused, run
 
 LAYOUT, INTRA = "checkpoint_layout", "intra_layer_checkpoint_layout"
 FIELDS = ["min", "max", "mean", "l2", "nan", "inf"]
@@ -101,3 +101,26 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ArtifactError, match="its folder is not writable"):
         write_artifact(run(PLAIN).report, tmp_path / "r.json")
     assert list(tmp_path.iterdir()) == []
+
+
+LOADERS = {
+    "run_report": load_run_report,
+    "decode_trace": load_decode_trace,
+    "layer_trace": load_layer_trace,
+}
+
+
+@pytest.mark.contract("LIS-109", "LIS-90")
+@pytest.mark.parametrize("kind", LOADERS)
+def test_capture_that_a_manifest_binds_in_part_is_refused_in_every_sibling(kind):
+    load = LOADERS[kind]
+    load(document(kind), PATH)
+    for field in (
+        "intra_layer_checkpoints_enabled",
+        "intra_layer_target_layer",
+        "diagnostic_capture_profile",
+    ):
+        part = changed(kind, (f"manifest.runtime.{field}", DELETE))
+        refused(load, part, "expected all three intra-layer fields or none")
+    alone = changed(kind, ("manifest.runtime.layer_checkpoints_enabled", False))
+    refused(load, alone, "expected layer checkpoints with the intra-layer capture")

@@ -60,7 +60,7 @@ MUTATIONS = [
     case("report.stop_reason", "bored", "stop_reason"),
     case("report.output_mode", "image", "output_mode"),
     case("report.prompt_sequences", [], "prompt_sequences"),
-    case("report.prompt_sequences.0.token_count", 4, "token_id_digest"),
+    case("report.prompt_sequences.0.token_count", 4, "expected 32, got 24"),
     case("report.selected_token_count", 7, "selected_token_count"),
     case("report.selected_token_count", True, "selected_token_count"),
     case("report.selected_token_digest.hex", "0" * 16, "selected_token_digest"),
@@ -177,6 +177,12 @@ def test_accounting_of_the_example():
     block = account_kv_cache(shape, "f32", 128, used_tokens([5, 12]))
     assert (block.bytes_per_token, block.allocated_bytes, block.used_bytes) == (64, 8192, 768)
     assert (block.max_tokens, block.used_tokens, block.storage_dtype) == (128, 12, "f32")
+
+
+@pytest.mark.contract("LIS-29")
+def test_every_dimension_counts_once():
+    shape = KvShape(layer_count=3, batch_size=5, kv_head_count=7, head_dim=11, element_size=2)
+    assert account_kv_cache(shape, "bf16", 13, 1).bytes_per_token == 3 * 5 * 2 * 7 * 11 * 2 == 4620
 
 
 @pytest.mark.contract("LIS-37")
