@@ -257,6 +257,7 @@ RERUNS = [
     ("source_binding_inconsistent", (("manifest.backend.name", "other"),)),
     ("source_binding_inconsistent", (("manifest.runtime.thread_count", 2),)),
     ("source_binding_inconsistent", (("manifest.runtime.configured_context", 99),)),
+    ("source_binding_inconsistent", (("manifest.runtime.precision_path", "bf16"),)),
     ("source_binding_inconsistent", ((PREFIX + "source_pass1_artifact_sha256", "0" * 64),)),
     ("source_binding_inconsistent", ((PREFIX + "source_pass0_artifact_sha256", "0" * 64),)),
     ("source_binding_inconsistent", ((PREFIX + "source_original_run_report_sha256", "0" * 64),)),

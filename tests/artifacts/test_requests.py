@@ -41,6 +41,7 @@ REFUSED = [
     (PLAIN, {"generate": 0}, "expected --generate of at least 1"),
     (PLAIN, {"tokens": (64,)}, "token 64 is not one of 64"),
     (PLAIN, {"context": 2}, "--context 2 is too small for 3 tokens"),
+    (FORCED, {"context": 5}, "--context 5 is too small for 6 tokens"),
     (PLAIN, {"batch": 0}, "expected --batch of at least 1"),
     (REQUEST, {"checkpoint_step": -1}, "a step of at least 0"),
     (REQUEST, {"checkpoint_step": 9}, "--layer-checkpoints 9 is past the last step"),
@@ -67,6 +68,12 @@ def test_request_that_cannot_be_served_is_refused(request_, change, text):
     assert str(caught.value).startswith("lis: artifact error: ")
     assert caught.value.diagnostics[0].code == "CKE860"
     assert text in str(caught.value)
+
+
+@pytest.mark.contract("LIS-57")
+def test_context_that_just_holds_prompt_and_prefix_is_accepted():
+    found = execute(SeededEngine(), msgspec.structs.replace(FORCED, context=6)).report.report
+    assert (found.kv_cache.max_tokens, found.kv_cache.used_tokens) == (6, 6)
 
 
 @pytest.mark.contract("LIS-114")
