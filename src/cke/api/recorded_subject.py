@@ -2,7 +2,10 @@
 
 import shutil
 import time
+from copy import copy
 from pathlib import Path
+
+import msgspec
 
 from cke.api.build import built_package
 from cke.api.diagnosis import (
@@ -14,6 +17,7 @@ from cke.api.evidence import identity_of
 from cke.api.model import Model
 from cke.api.report_files import write_report
 from cke.errors import Diagnostic, Note, RejectedError
+from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import DOCUMENT
@@ -31,8 +35,13 @@ class RecordedSubject(ModelSubject):
         self._check(folder)
 
     def capture(self, request: CaptureRequest, out: Path) -> TraceFolder:
-        """Return the trace; the edges asked for are a subset of what was recorded."""
-        return self.trace
+        """Return the trace with the records that are asked for, as a run would have kept them."""
+        document = self.trace.trace
+        wanted = (r for r in document.body.records if request.wants(*split_id(r.checkpoint_id)))
+        body = msgspec.structs.replace(document.body, records=tuple(wanted))
+        kept = copy(self.trace)
+        kept.trace = msgspec.structs.replace(document, body=body)
+        return kept
 
     def _check(self, folder: Path) -> None:
         """Raise RejectedError for a trace of other weights or of another build of the circuit."""
