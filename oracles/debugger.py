@@ -109,6 +109,8 @@ def _places(
     layers = sorted({int(found[1]) for path in nodes if (found := re.match(stem + r"(\d+)", path))})
     for layer in layers:
         for name, point in table.layer.items():
+            if point.split or "|" in point.module:
+                continue
             path = ".".join(filter(None, (root, table.layers, str(layer), point.module)))
             if path in nodes:
                 yield name, layer, point, path

@@ -1,5 +1,6 @@
 """Named axes of arrays as an oracle exposes them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,19 @@ def config_sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "E": config.get("head_dim") or width // heads,
         "D": width,
     }
+
+
+def axes_rank(axes: str) -> int:
+    """Return how many axes the exposed tensor has."""
+    return len(_groups(axes))
+
+
+def product_size(words: str, sizes: Mapping[str, int]) -> int:
+    """Return a size written as products and sums, `N P + 2 G S`."""
+    products = (
+        [int(w) if w.isdigit() else sizes[w] for w in term.split()] for term in words.split("+")
+    )
+    return sum(math.prod(factors) for factors in products)
 
 
 def _groups(axes: str) -> list[list[str]]:

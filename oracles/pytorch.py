@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import transformers
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.base import Array, Sink
-from cke.oracles.layout import config_sizes, unpack_axes
-from cke.oracles.points import ModulePoint, Table, table_for
+from cke.oracles.layout import axes_rank, config_sizes, product_size, unpack_axes
+from cke.oracles.points import FunctionPoint, ModulePoint, Table, table_for, table_sizes
 from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.runtime.records import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
@@ -45,28 +46,27 @@ class PyTorchOracle:
     def __init__(self, path: Path, dtype: str = "f32", model: Any = None) -> None:
         self.path = path
         self.dtype = dtype
-        if model is None and (path / "config.json").is_file():
-            config = transformers.AutoConfig.from_pretrained(path)
-            table_for(config.get_text_config().model_type)
         self.model = model if model is not None else load_model(path, dtype)
         self.config = self.model.config.get_text_config()
         self.table = table_for(self.config.model_type)
-        self.dims = config_sizes(self.config.to_dict())
+        config = self.config.to_dict()
+        self.dims = {**config_sizes(config), **table_sizes(self.table, config)}
 
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with hooks, and again without: the outputs must be equal in bits."""
+        request = msgspec.structs.replace(request, encode=self.table.encoder)
         segments = plan_segments(request)
         runs = self._runs(segments)
         sinks = [RowSink() for _ in runs] if len(runs) > 1 else [sink]
         equal, outputs = True, 0
         for run, target in zip(runs, sinks, strict=True):
-            plain = [logits for _, logits in self._forwards(run)]
+            plain = [logits for _, logits, _ in self._forwards(run)]
             recorder = _Recorder(self.table, self.dims, request, target)
             with recorder.attached(self.model):
-                for before, (segment, logits) in zip(
+                for before, (_, logits, cache) in zip(
                     plain, self._forwards(run, recorder.begin), strict=True
                 ):
-                    recorder.outputs(segment, logits)
+                    recorder.outputs(logits, cache)
                     equal = equal and torch.equal(before, logits)
                     outputs += 1
         if len(runs) > 1:
@@ -86,7 +86,7 @@ class PyTorchOracle:
     def logits(self, request: CaptureRequest) -> list[list[Array]]:
         """Return f32[B, T, V] of every segment of every run, without any hook."""
         return [
-            [_to_numpy(logits.float()) for _, logits in self._forwards(run)]
+            [_to_numpy(logits.float()) for _, logits, _ in self._forwards(run)]
             for run in self._runs(plan_segments(request))
         ]
 
@@ -102,12 +102,12 @@ class PyTorchOracle:
         """
         found: dict[tuple[str, str], Array] = {}
         for name, point in self.table.model.items():
-            _weights_of(found, name, _submodule(self.model, point.module), point)
-        for index, layer in enumerate(_submodule(self.model, self.table.layers)):
+            _weights_of(found, name, _submodule(self.model, point.module), point, self.dims)
+        for index, layer in enumerate(self._layers()):
             for name, point in self.table.layer.items():
                 key = f"layer.{index}.{name}"
-                _weights_of(found, key, _submodule(layer, point.module), point)
-            experts = _submodule(layer, "mlp.experts")
+                _weights_of(found, key, _submodule(layer, point.module), point, self.dims)
+            experts = _submodule(layer, self.table.experts)
             if self.table.experts_function and experts is not None:
                 gate, up = experts.gate_up_proj.chunk(2, dim=1)
                 parts = {"gate": gate, "up": up, "expert_output": experts.down_proj}
@@ -117,21 +117,27 @@ class PyTorchOracle:
                         found[key, "weight"] = _to_numpy(parts[value.value])
         return found
 
+    def _layers(self) -> list[Any]:
+        """Return the module of every layer; one that is several layers in turn is repeated."""
+        modules = list(_submodule(self.model, self.table.layers))
+        count = self.config.num_hidden_layers if self.table.repeated else len(modules)
+        return [modules[index * len(modules) // count] for index in range(count)]
+
     def _forwards(
         self, segments: list[Segment], begin: Callable[[Segment], None] | None = None
-    ) -> Iterator[tuple[Segment, torch.Tensor]]:
-        cache = transformers.DynamicCache()
+    ) -> Iterator[tuple[Segment, torch.Tensor, Any]]:
+        cache = transformers.DynamicCache(config=self.config if self.table.recurrent else None)
         for segment in segments:
             if begin is not None:
                 begin(segment)
+            given: dict[str, Any] = {"cache": cache, "use_cache": True}
             with torch.no_grad():
                 result = self.model(
                     input_ids=torch.tensor(segment.tokens),
                     position_ids=torch.tensor(segment.positions),
-                    cache=cache,
-                    use_cache=True,
+                    **({} if self.table.encoder else given),
                 )
-            yield segment, result.logits
+            yield segment, result[0], cache
 
     def _body(self, request: CaptureRequest, equal: bool, outputs: int) -> Body:
         dtypes: dict[str, int] = {}
@@ -201,7 +207,12 @@ def load_model(path: Path, dtype: str) -> Any:
         folder = path.parent
         arguments["gguf_file"] = path.name
         arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **arguments)
+    kind: Any = transformers.AutoModelForCausalLM
+    if path.suffix != ".gguf":
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if table_for(config.get_text_config().model_type).encoder:
+            kind = transformers.AutoModel
+    model = kind.from_pretrained(folder, **arguments)
     pin(model)
     return model
 
@@ -236,15 +247,23 @@ class _Recorder:
         self.sink = sink
         self.segment: Segment | None = None
         self.order = 0
+        self.layer = -1
 
     def begin(self, segment: Segment) -> None:
         """State which forward the following values belong to."""
         self.segment = segment
         self.order = 0
+        self.layer = -1
 
-    def outputs(self, segment: Segment, logits: torch.Tensor) -> None:
-        """Record the model's own output."""
-        self._keep("logits", None, logits, "B T V")
+    def outputs(self, logits: torch.Tensor, cache: Any) -> None:
+        """Record the model's own output, and what only its cache shows."""
+        if not self.table.encoder:
+            self._keep("logits", None, logits, "B T V")
+        held = {"cache_key": "keys", "cache_value": "values"}
+        for role, point in self.table.cache.items():
+            for layer, item in enumerate(cache.layers if point.value in held else ()):
+                value = getattr(item, held[point.value])
+                self._taken("attention.kv_append", layer, value, point, role)
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
@@ -258,15 +277,16 @@ class _Recorder:
                 if point.module:
                     handles.append(self._hook(_submodule(model, point.module), name, None, point))
             for index, layer in enumerate(layers):
+                handles.append(layer.register_forward_pre_hook(self._entered))
                 for name, point in self.table.layer.items():
                     module = _submodule(layer, point.module)
-                    if module is not None:
+                    if module is not None and _submodule(layer, point.when) is not None:
                         handles.append(self._hook(module, name, index, point))
             _register(self._attention, self._experts)
             model.set_attn_implementation(RECORDING)
             if experts is not None:
                 self._numbers = {
-                    id(_submodule(layer, "mlp.experts")): i for i, layer in enumerate(layers)
+                    id(_submodule(layer, self.table.experts)): i for i, layer in enumerate(layers)
                 }
                 model.set_experts_implementation(RECORDING)
             yield
@@ -291,13 +311,42 @@ class _Recorder:
 
         return module.register_forward_hook(after)
 
+    def _entered(self, *_: Any) -> None:
+        self.layer += 1
+
     def _seen(self, name: str, layer: int | None, value: Any, point: ModulePoint) -> None:
-        if isinstance(value, tuple):
+        if layer is not None and self.table.repeated:
+            layer = self.layer
+        if not isinstance(value, torch.Tensor):
             value = value[point.item or 0]
         if point.chunk is not None:
             index, count = point.chunk
             value = value.chunk(count, dim=-1)[index]
-        self._keep(name, layer, value, point.axes)
+        if point.view is not None:
+            value = value.reshape(unpack_axes(point.view, tuple(value.shape), self.dims)[1])
+        value = self._part(value, point)
+        fitting = [axes for axes in point.axes.split("|") if axes_rank(axes) == value.ndim]
+        self._keep(name, layer, value, (fitting or [point.axes])[0])
+
+    def _part(self, value: torch.Tensor, point: ModulePoint | FunctionPoint) -> torch.Tensor:
+        """Return one of the unequal parts of the last axis, where the point asks for one."""
+        if not point.split:
+            return value
+        sizes = [product_size(words, self.dims) for words in point.split]
+        part: torch.Tensor = value.split(sizes, dim=-1)[point.part]
+        return part
+
+    def _taken(
+        self,
+        name: str,
+        layer: int,
+        value: torch.Tensor,
+        point: FunctionPoint,
+        role: str | None = None,
+    ) -> None:
+        """Record a value [B, heads, rows, channels] of a function or of the cache."""
+        value = value[:, 0] if point.shared else value.transpose(1, 2)
+        self._keep(name, layer, self._part(value, point), point.axes, role)
 
     def _keep(
         self,
@@ -345,25 +394,26 @@ class _Recorder:
         eager = sys.modules[type(module).__module__].eager_attention_forward
         result, probabilities = eager(module, query, key, value, attention_mask, **named)
         fresh = query.shape[2]
-        values = {
-            "query": query.transpose(1, 2),
-            "new_key": key[:, :, -fresh:].transpose(1, 2),
-            "probabilities": probabilities,
-            "context": result,
+        heads = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "new_key": key[:, :, -fresh:],
+            "new_value": value[:, :, -fresh:],
         }
-        layer = module.layer_idx
+        layer = self.layer
+        values = {"probabilities": probabilities, "context": result}
         if self.request.wants("attention.attention_scores", layer):
             values["scores"] = _scores(query, key, named)
         for name, point in self.table.attention_function.items():
             derivation = SCORES if point.value == "scores" else None
             if point.value in values:
                 self._keep(name, layer, values[point.value], point.axes, None, derivation)
-        for role, tensor in (("key", key), ("value", value)):
-            new = tensor[:, :, -fresh:].transpose(1, 2)
-            self._keep("attention.kv_append", layer, new, "B T K E", f"new_{role}")
-            self._keep(
-                "attention.kv_append", layer, tensor.transpose(1, 2), "B S K E", f"stored_{role}"
-            )
+            elif point.value in heads:
+                self._taken(name, layer, heads[point.value], point)
+        for role, point in self.table.cache.items():
+            if point.value in heads:
+                self._taken("attention.kv_append", layer, heads[point.value], point, role)
         return result, probabilities
 
     def _experts(
@@ -420,7 +470,13 @@ def _expert_values(module: Any, hidden: torch.Tensor, ids: torch.Tensor) -> dict
     return dict(zip(names, columns, strict=True))
 
 
-def _submodule(module: Any, path: str) -> Any:
+def _submodule(module: Any, paths: str) -> Any:
+    """Return the first module that is there, of alternatives with `|`; None when none is."""
+    found = (_at(module, path.strip()) for path in paths.split("|"))
+    return next((item for item in found if item is not None), None)
+
+
+def _at(module: Any, path: str) -> Any:
     for part in filter(None, path.split(".")):
         module = module[int(part)] if part.isdigit() else getattr(module, part, None)
         if module is None:
@@ -429,10 +485,14 @@ def _submodule(module: Any, path: str) -> Any:
 
 
 def _weights_of(
-    found: dict[tuple[str, str], Array], key: str, module: Any, point: ModulePoint
+    found: dict[tuple[str, str], Array],
+    key: str,
+    module: Any,
+    point: ModulePoint,
+    dims: dict[str, int],
 ) -> None:
     """Add what a module that makes a checkpoint computes with; containers have none."""
-    if module is None or not point.module or point.at != "output":
+    if module is None or not point.module or point.at != "output" or point.view is not None:
         return
     for operand, tensor in module.named_parameters(recurse=False):
         if operand not in ("weight", "bias"):
@@ -442,6 +502,9 @@ def _weights_of(
             value = value.T
         if point.chunk is not None:
             value = value.chunk(point.chunk[1], dim=0)[point.chunk[0]]
+        if point.split:
+            rows = [product_size(words, dims) for words in point.split]
+            value = value.split(rows, dim=0)[point.part]
         found[key, operand] = _to_numpy(value)
 
 

@@ -9,7 +9,13 @@ import numpy as np
 from cke.oracles import reference
 from cke.oracles.base import Array, Sink
 from cke.runtime.records import record_of, split_id
-from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
+from cke.runtime.schedule import (
+    CaptureRequest,
+    plan_segments,
+    program_phase,
+    text_inputs,
+    tokens_sha256,
+)
 from cke.schemas.manifest import CheckpointBinding, Manifest
 from cke.schemas.reading import canonical_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
@@ -31,10 +37,13 @@ class ReferenceOracle:
 
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request, give every capture to `sink`, and return the trace's body."""
+        encode = "encode" in {program.phase for program in self.manifest.graph.programs}
+        request = msgspec.structs.replace(request, encode=encode)
         segments = plan_segments(request)
         state: reference.State | None = None
         for segment in segments:
-            phase = "decode" if len(segment.tokens[0]) == 1 else "prefill"
+            phase = program_phase(segment)
+            given = text_inputs(segment) if encode else None
             bindings = self._bindings(phase)
 
             def wanted(checkpoint_id: str, found: Bindings = bindings) -> bool:
@@ -49,6 +58,7 @@ class ReferenceOracle:
                 state,
                 wanted,
                 phase=phase,
+                inputs=given,
             )
             state = run.state
             self._emit(segment, run.captures, bindings, sink)

@@ -20,11 +20,11 @@ from cke.runtime.edges import Edges
 from cke.runtime.host_summaries import host_summaries
 from cke.runtime.loaded_kernels import Contracts
 from cke.runtime.records import digest
-from cke.runtime.schedule import CaptureRequest
+from cke.runtime.schedule import CaptureRequest, program_phase
 from cke.runtime.summaries import Axes, places, summary_of, summary_program
 from cke.runtime.trace_writer import Mark
 from cke.runtime.validity import canonical_shape, valid_mask
-from cke.schemas.trace import Phase, Record, Segment, Summary
+from cke.schemas.trace import Record, Segment, Summary
 
 Host = NDArray[np.generic]
 Shape = tuple[int, ...]
@@ -85,11 +85,11 @@ class Collector:
         """Start a forward."""
         self.segment = segment
         width = len(segment.tokens[0])
-        self.phase: Phase = "decode" if width == 1 else "prefill"
-        where = places(segment, query_bucket(width))
+        self.phase = program_phase(segment)
+        where = places(segment, width if self.phase == "encode" else query_bucket(width))
         self._padded = bool((where["positions"] < 0).any())
         self._where = jax.device_put(where)
-        self._limit = GROUP if width == 1 and self.request.level == "summary" else 0
+        self._limit = GROUP if self.phase == "decode" and self.request.level == "summary" else 0
         self._sizes: dict[Axes, int] = {}
         self._counted: dict[tuple[tuple[str, ...], Shape], tuple[Shape, int]] = {}
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.schemas.trace import Record, Summary
+from cke.schemas.trace import Phase, Record, Summary
 
 Array = NDArray[np.generic]
 RUN_TO_WIRE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64"}
@@ -70,7 +70,7 @@ def record_of(
     *,
     name: str,
     layer: int | None,
-    phase: str,
+    phase: Phase,
     segment: int,
     axes: tuple[str, ...],
     role: str | None = None,
@@ -88,7 +88,7 @@ def record_of(
         version=version,
         role=role,
         layer=layer,
-        phase="decode" if phase == "decode" else "prefill",
+        phase=phase,
         segment=segment,
         tensor_path=None,
         dtype=WIRE_DTYPES[array.dtype.name],

@@ -7,12 +7,15 @@ with position -1; padding is never attended to and never written to a cache.
 
 import hashlib
 import json
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from cke.errors import CkeError, Diagnostic
 from cke.runtime.records import join_id
-from cke.schemas.trace import Level, Segment
+from cke.schemas.trace import Level, Phase, Segment
 
 PADDING = -1
 
@@ -23,8 +26,9 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     `tokens` are the prompt's rows, of equal or unequal length; `segments` are the end columns of
     the prefill forwards (empty: one forward); `forced` are the tokens of each decode step, by row.
     `edges` are names of checkpoints without their layer, or whole ids, None for all; `layers`
-    None for all. The level `summary` keeps numbers of every edge in place of its values, and with
-    `digests` the hash of its bytes.
+    None for all. `encode` says that the circuit has no state: one forward over whole rows. The
+    level `summary` keeps numbers of every edge in place of its values, and with `digests` the hash
+    of its bytes.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -35,6 +39,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     first_position: int = 0
     level: Level = "tensor"
     digests: bool = True
+    encode: bool = False
 
     def wants(self, name: str, layer: int | None) -> bool:
         """Return whether the edge `name` of `layer` is asked for."""
@@ -50,12 +55,13 @@ def plan_segments(request: CaptureRequest) -> tuple[Segment, ...]:
     _check(request)
     width = max(map(len, request.tokens))
     ends = request.segments or (width,)
+    whole: Phase = "encode" if request.encode else "prefill"
     counts = [0] * len(request.tokens)
     segments: list[Segment] = []
     start = 0
     for end in ends:
         rows = [row[start:end] for row in request.tokens]
-        segments.append(_segment(request, segments, rows, counts, end - start, "prefill"))
+        segments.append(_segment(request, segments, rows, counts, end - start, whole))
         start = end
     for step in request.forced:
         rows = [(token,) for token in step]
@@ -69,7 +75,7 @@ def _segment(
     rows: list[tuple[int, ...]],
     counts: list[int],
     width: int,
-    phase: str,
+    phase: Phase,
 ) -> Segment:
     index = tuple(counts)
     tokens = tuple(row + (0,) * (width - len(row)) for row in rows)
@@ -82,14 +88,33 @@ def _segment(
         counts[i] += len(row)
     return Segment(
         index=len(before),
-        phase="decode" if phase == "decode" else "prefill",
+        phase=phase,
         tokens=tokens,
         positions=positions,
-        cache_action="append" if before else "reset",
+        cache_action="none" if phase == "encode" else "append" if before else "reset",
         append_index=index,
         cache_token_count=tuple(counts),
         teacher_forced=True,
     )
+
+
+def program_phase(segment: Segment) -> Phase:
+    """Return the phase of the program that runs a segment: a prompt of one token is a decode."""
+    if segment.phase == "encode":
+        return "encode"
+    return "decode" if len(segment.tokens[0]) == 1 else "prefill"
+
+
+def text_inputs(segment: Segment) -> dict[str, NDArray[Any]]:
+    """Return the inputs by name of a forward without state; every token is of the first type."""
+    tokens = np.asarray(segment.tokens, np.int32)
+    positions = np.asarray(segment.positions, np.int32)
+    return {
+        "tokens": tokens,
+        "types": np.zeros_like(tokens),
+        "positions": np.maximum(positions, 0),
+        "valid": positions >= 0,
+    }
 
 
 def _check(request: CaptureRequest) -> None:
@@ -101,6 +126,8 @@ def _check(request: CaptureRequest) -> None:
         raise _bad(
             f"`segments` expects rising end columns that finish at {width}, got {list(ends)}"
         )
+    if request.encode and (len(ends) > 1 or request.forced):
+        raise _bad("a circuit without state runs in one forward: expected no segments and no steps")
     if any(len(step) != len(request.tokens) for step in request.forced):
         raise _bad(f"`forced` expects {len(request.tokens)} token(s) a step, one for each row")
 

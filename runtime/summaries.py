@@ -26,9 +26,10 @@ def places(segment: Segment, width: int) -> dict[str, NDArray[Any]]:
     """Return what the masks of a forward depend on, padded to its bucket of `width` columns."""
     positions = np.asarray(segment.positions, np.int32)
     pad = ((0, 0), (0, width - positions.shape[1]))
+    index = np.asarray(segment.append_index, np.int32)
     return {
         "positions": np.pad(positions, pad, constant_values=-1),
-        "append_index": np.asarray(segment.append_index, np.int32),
+        "append_index": index + width if segment.phase == "encode" else index,
         "counts": np.asarray(segment.cache_token_count, np.int32),
     }
 

@@ -13,7 +13,7 @@ from cke.runtime.drivers import XLA_OPTIONS, Driver
 from cke.runtime.edges import Edges
 from cke.runtime.loaded_kernels import call_contracts
 from cke.runtime.package import Package
-from cke.runtime.schedule import CaptureRequest, tokens_sha256
+from cke.runtime.schedule import CaptureRequest, program_phase, tokens_sha256
 from cke.schemas.reading import canonical_sha256
 from cke.schemas.trace import (
     Body,
@@ -40,7 +40,7 @@ def subject_body(
         msgspec.structs.replace(segment, kernel_batches=kernel_batches(package, segment))
         for segment in segments
     )
-    phases = {"decode" if len(s.tokens[0]) == 1 else "prefill" for s in segments}
+    phases = {program_phase(segment) for segment in segments}
     return Body(
         side="subject",
         producer=Producer(
@@ -74,7 +74,7 @@ def subject_body(
 
 def kernel_batches(package: Package, segment: Segment) -> tuple[KernelBatch, ...]:
     """Return how often each kernel runs in one forward, with its contracts."""
-    phase = "decode" if len(segment.tokens[0]) == 1 else "prefill"
+    phase = program_phase(segment)
     program = package.program(phase)
     functions = {function.name: function for function in program.functions}
     contracts = call_contracts(package)

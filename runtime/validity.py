@@ -2,7 +2,8 @@
 
 A forward is padded to a bucket; a capture has the shape of what was asked for.
 
-A key is valid when it is cached and, for scores and probabilities, not after the query.
+A key is valid when it is cached and, for scores and probabilities, not after the query; where
+there is no state, when it is no padding.
 """
 
 import numpy as np
@@ -27,7 +28,7 @@ def valid_mask(axes: tuple[str, ...], shape: tuple[int, ...], segment: Segment) 
     keys = np.arange(shape[axes.index("S")])
     cached = keys[None, :] < counts[:, None]
     mask = mask & _along(cached, axes, shape, "B", "S")
-    if "T" in axes:
+    if "T" in axes and segment.phase != "encode":
         rows = np.array(segment.append_index)[:, None] + np.cumsum(positions >= 0, axis=1) - 1
         seen = keys[None, None, :] <= rows[:, :, None]
         mask = mask & _along(seen, axes, shape, "B", "T", "S")

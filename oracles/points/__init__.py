@@ -1,6 +1,7 @@
 """Tables of where each family of transformers shows a checkpoint; data and its reader."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -10,31 +11,59 @@ from cke.errors import CkeError, Diagnostic
 
 
 class ModulePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint seen at a module: `item` of a tuple result, `chunk` i of n of the last axis."""
+    """A checkpoint seen at a module: `item` of a tuple result, `chunk` i of n of the last axis.
+
+    `split` are the sizes of unequal parts of the last axis, of which `part` is taken; with `view`
+    the tensor has these axes before. `module` and `axes` may give alternatives with `|`: the first
+    module that is there, the axes that fit its rank. `when` is a module without which the layer
+    does not have the checkpoint.
+    """
 
     module: str
     at: str
     axes: str
     item: int | None = None
     chunk: tuple[int, int] | None = None
+    view: str | None = None
+    split: tuple[str, ...] = ()
+    part: int = 0
+    when: str = ""
 
 
 class FunctionPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint seen inside a registered attention or experts function."""
+    """A checkpoint seen inside a registered attention or experts function, or in the cache.
+
+    `split` and `part` are those of a module's point; with `shared`, all heads are one.
+    """
 
     value: str
     axes: str
+    split: tuple[str, ...] = ()
+    part: int = 0
+    shared: bool = False
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every checkpoint of a family, without its layer."""
+    """Every checkpoint of a family, without its layer.
+
+    `cache` are the roles of `attention.kv_append`; `experts` is the module of a layer whose
+    function is registered; `sizes` are dimensions by the key of the config that has them; with
+    `recurrent`, some layers keep a state in place of keys and values. An `encoder` has no state;
+    with `repeated`, one module is several layers in turn.
+    """
 
     layers: str
     attention: str
     model: dict[str, ModulePoint]
     layer: dict[str, ModulePoint]
     attention_function: dict[str, FunctionPoint]
+    cache: dict[str, FunctionPoint] = {}
     experts_function: dict[str, FunctionPoint] = {}
+    experts: str = "mlp.experts"
+    sizes: dict[str, str] = {}
+    recurrent: bool = False
+    encoder: bool = False
+    repeated: bool = False
 
 
 def table_for(model_type: str) -> Table:
@@ -52,6 +81,11 @@ def table_for(model_type: str) -> Table:
     return msgspec.convert(_merged(families[model_type]), Table)
 
 
+def table_sizes(table: Table, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the dimensions that the table finds in a config."""
+    return {name: config[key] for name, key in table.sizes.items() if key in config}
+
+
 def family_names() -> tuple[str, ...]:
     """Return the model types that have a table."""
     return tuple(_read("families"))
@@ -63,10 +97,9 @@ def _merged(name: str) -> dict[str, Any]:
     if parent is None:
         return own
     base = _merged(parent)
-    for name in own.pop("without", []):
-        base["layer"].pop(name)
-    for name in own.pop("without_model", []):
-        base["model"].pop(name)
+    for section, names in own.pop("without", {}).items():
+        for name in names:
+            base[section].pop(name)
     for key, value in own.items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return base

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import cke.api
 from cke.api.evidence import oracle_trace, subject_trace
+from cke.errors import CkeError
 from cke.oracles.exceptions import explained
 from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest
@@ -13,20 +15,20 @@ from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.schemas.numerical_report import Report
 from cke.viewer.drift import draw_drift
 from cke.xray.diff import diff_traces
-from tests.models import TinyModel
+from tests.models import FAMILIES, TinyModel
 
 REQUEST = CaptureRequest(
     tokens=((1, 2, 3, 4, 5, 6, 7, 8), (7, 8, 9)), segments=(5, 8), forced=((10, 11), (12, 13))
 )
+WHOLE = CaptureRequest(tokens=REQUEST.tokens)
+ENCODERS = ("bert", "albert")
+TEXT = tuple(family for family in FAMILIES if family != "dinov2")
+"""A trace is of tokens; DINOv2 takes pixels."""
 SHORT = CaptureRequest(tokens=((1, 2, 3, 4, 5, 6, 7, 8),), forced=((10,),))
 SMOLLM2 = CaptureRequest(
     tokens=((1, 4093, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308),),
     forced=((34519,), (28,), (7018,), (411,)),
 )
-FAMILIES = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3_moe",
-    "starcoder2",
-)  # fmt: skip
 
 
 def unexplained(report: Report, oracle: str, family: str, dtype: str) -> list[str]:
@@ -73,18 +75,45 @@ def test_gpt2_agrees_at_every_checkpoint(dtype: str, tiny_model: TinyModel, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.oracle_torch
+@pytest.mark.parametrize("family", [*ENCODERS, "deepseek_v3", "granite_hybrid"])
+def test_a_latent_cache_a_state_and_no_state_agree_at_every_checkpoint(
+    family: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder = tiny_model(family)
+    request = WHOLE if family in ENCODERS else SHORT
+    side = _subject(folder, "float32", request, tmp_path / "subject")
+    assert side.trace.body.neutrality.status == "neutral"
+    report = _report(side, folder, "pytorch", "float32", request, tmp_path / "pytorch")
+    assert unexplained(report, "pytorch", family, "float32") == []
+    phases = {segment.phase for segment in side.trace.body.segments}
+    assert phases == ({"encode"} if family in ENCODERS else {"prefill", "decode"})
+
+
+@pytest.mark.slow
+@pytest.mark.oracle_torch
+def test_an_encoder_runs_in_one_forward(tiny_model: TinyModel, tmp_path: Path) -> None:
+    for request in (SHORT, msgspec.structs.replace(WHOLE, segments=(4, 8))):
+        with pytest.raises(CkeError) as error:
+            subject_trace(cke.api.load(tiny_model("bert")), request, tmp_path / "out")
+        assert error.value.diagnostics[0].code == "CKE701"
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.oracle_torch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT)
 def test_every_family_agrees_at_every_checkpoint(
     family: str, dtype: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     folder = tiny_model(family)
-    side = _subject(folder, dtype, REQUEST, tmp_path / "subject")
+    request = WHOLE if family in ENCODERS else REQUEST
+    side = _subject(folder, dtype, request, tmp_path / "subject")
     assert side.trace.body.neutrality.status == "neutral"
     for oracle in ("pytorch", "reference"):
-        report = _report(side, folder, oracle, dtype, REQUEST, tmp_path / oracle)
+        report = _report(side, folder, oracle, dtype, request, tmp_path / oracle)
         assert unexplained(report, oracle, family, dtype) == []
 
 
