@@ -10,6 +10,9 @@ from cke.oracles.open import LIVE
 from cke.oracles.points import graph_table
 from cke.schemas.manifest import Manifest
 
+BUILT_ON_DEMAND = ("albert", "bert", "cohere2", "granite_hybrid")
+"""Families outside the library; the parity test holds that their rows are needed."""
+
 
 def _names(repository: Path) -> set[str]:
     names: set[str] = set()
@@ -23,7 +26,8 @@ def test_every_exception_names_a_checkpoint_of_the_library_and_a_reason(reposito
     names = _names(repository)
     for item in exceptions():
         assert item.oracle in LIVE
-        assert fnmatch.filter(names, item.checkpoint), item
+        if item.family not in BUILT_ON_DEMAND:
+            assert fnmatch.filter(names, item.checkpoint), item
         assert item.why[0].islower()
 
 
