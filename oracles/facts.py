@@ -168,14 +168,27 @@ def _embedded(
     steps = [position for _, position, _ in flat]
     if any(_explains(table, declared, steps, made, fitting) for table in fitting):
         return
-    measured = [_nearest(fitting[0], row) for row in made]
-    yield _finding(
-        "tokens",
-        _listed(declared),
-        _listed(measured),
-        "the rows of the embedding that were looked up",
-        record,
-    )
+    measured = _read_off(fitting, steps, made)
+    if measured is not None:
+        yield _finding(
+            "tokens",
+            _listed(declared),
+            _listed(measured),
+            "the rows of the embedding that were looked up",
+            record,
+        )
+
+
+def _read_off(tables: list[Array], steps: list[int], made: Float) -> list[int] | None:
+    """Return the tokens whose rows these are; None when they are no rows, as behind a norm."""
+    for table in tables:
+        learned = (other for other in tables if other is not table and max(steps) < len(other))
+        for added in (None, *learned):
+            rows = made if added is None else made - np.asarray(added[steps], np.float64)
+            found = [_nearest(table, row) for row in rows]
+            if _explains(table, found, steps, made, tables):
+                return found
+    return None
 
 
 def _explains(

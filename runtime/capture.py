@@ -49,6 +49,8 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
     `records` of the body is empty: the sink has them. A run that is not repeatable gives no
     capture; one that is not neutral even boundary by boundary gives those that are.
     """
+    encode = subject.production.package.phases == ("encode",)
+    request = msgspec.structs.replace(request, encode=encode)
     segments = plan_segments(request)
     written: list[Segment] = []
     first = _run(subject.production, subject, segments, written=written)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cke.runtime.placement import step_name
 from cke.runtime.records import join_id, split_id
+from cke.runtime.schedule import program_phase
 from cke.schemas.call_ir import Call
 from cke.schemas.call_ir import Function as CallFunction
 from cke.schemas.graph_ir import Function, Op
@@ -166,5 +167,4 @@ class ProgramGraph:
 
 def graph_of(graphs: Mapping[str, ProgramGraph], segment: Segment) -> ProgramGraph:
     """Return the graph of the phase that runs a forward: decode takes those of one column."""
-    phase = "prefill" if len(segment.tokens[0]) > 1 else "decode"
-    return graphs.get(phase) or next(iter(graphs.values()))
+    return graphs.get(program_phase(segment)) or next(iter(graphs.values()))

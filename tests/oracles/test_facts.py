@@ -210,8 +210,8 @@ def test_tokens_that_were_not_those_declared_are_read_off_the_embedding(
                 )
                 for segment in segments
             ]
-            for segment, logits in super()._forwards(fed, begin):
-                yield told[segment.index], logits
+            for segment, *found in super()._forwards(fed, begin):
+                yield told[segment.index], *found
 
     oracle = Shifted(tiny_model(family))
     side = _trace(oracle, tmp_path / "trace")
@@ -245,3 +245,14 @@ def test_more_layers_than_the_model_has_are_caught(tmp_path: Path) -> None:
     body = body_of(REQUEST, facts={"layers": 3, "D": 8})
     finding = _only(check_facts(write_trace(tmp_path / "t", REQUEST, values, body=body)).findings)
     assert (finding.fact, finding.declared, finding.measured) == ("layers", "3", "5")
+
+
+@pytest.mark.oracle_torch
+def test_rows_behind_a_norm_say_nothing_of_the_tokens(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    oracle = _oracle(tiny_model("bert"))
+    request = msgspec.structs.replace(REQUEST, forced=(), edges=frozenset({"embedding"}))
+    with TraceWriter(tmp_path / "trace") as writer:
+        writer.close(oracle.capture(request, writer))
+    assert check_facts(read_trace(tmp_path / "trace"), tables=_tables(oracle)).findings == ()

@@ -38,8 +38,6 @@ def subject_trace(
     if request.edges is not None:
         chosen = select_edges(model.package, request.edges)
         request = msgspec.structs.replace(request, edges=chosen)
-    encode = model.package.phases == ("encode",)
-    request = msgspec.structs.replace(request, encode=encode)
     drivers: dict[tuple[str, ...], Driver] = {}
 
     def evidence(patterns: tuple[str, ...]) -> Driver:
