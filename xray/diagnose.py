@@ -15,7 +15,7 @@ from cke.schemas.attention_packet import PacketMeasurement
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
-from cke.xray.finding import Finding
+from cke.xray.finding import Finding, open_at
 from cke.xray.graph import ProgramGraph
 from cke.xray.joins import declared_fault
 from cke.xray.locate import compiled_fault, first_fault
@@ -90,12 +90,15 @@ def _run(case: Case, resume: Diagnosis | None) -> Finding | None:
     return finding
 
 
+AGREES = ("the checkpoint is outside its budget, and every op that can be replayed agrees",)
+
+
 def _localise(case: Case, over: Row) -> Finding | None:
     """Return the finding of the first failing block, or of one above it."""
     graph = case.graph(over.segment)
     site = graph.site_of(over.checkpoint_id, over.role)
     if site is None:
-        return _open(case, over, "which op of the circuit makes this checkpoint")
+        return open_at(over, AGREES, "which op of the circuit makes this checkpoint")
     index = site.step
     while index >= 0:
         finding = _block(case, graph, index)
@@ -115,9 +118,9 @@ def _localise(case: Case, over: Row) -> Finding | None:
                 if finding is not None:
                     return finding
         index -= 1
-    return _open(
-        case,
+    return open_at(
         over,
+        AGREES,
         "no op alone explains it: a run of both sides in a wider dtype tells accumulated rounding "
         "from a fault",
     )
@@ -134,20 +137,6 @@ def _block(case: Case, graph: ProgramGraph, index: int) -> Finding | None:
     layers = frozenset() if layer is None else frozenset((layer,))
     where = graph.step_key(index)
     return case.capture(f"the edges of `{where}`", names, layers)
-
-
-def _open(case: Case, over: Row, question: str) -> Finding:
-    return Finding(
-        failure_class=None,
-        checkpoint_id=over.checkpoint_id,
-        role=over.role,
-        segment=over.segment,
-        kernel_id=over.kernel_id,
-        metrics=over.metrics,
-        gate=over.gate,
-        because=("the checkpoint is outside its budget, and every op that can be replayed agrees",),
-        question=question,
-    )
 
 
 def _behaviour(case: Case) -> Finding | None:

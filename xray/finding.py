@@ -3,7 +3,7 @@
 import msgspec
 
 from cke.schemas.diagnosis import Counterfactual, Replay
-from cke.schemas.numerical_report import Gate, Metrics
+from cke.schemas.numerical_report import Gate, Metrics, Row
 from cke.xray.classes import CLASSES, FailureClass, Owner
 
 
@@ -47,3 +47,18 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def fix_owner(self) -> Owner | None:
         """The one owner, None while the question is open."""
         return None if self.row is None or self.open else self.row.owner(self.owner)
+
+
+def open_at(over: Row, because: tuple[str, ...], question: str) -> Finding:
+    """Return the question that a row outside its budget leaves open."""
+    return Finding(
+        failure_class=None,
+        checkpoint_id=over.checkpoint_id,
+        role=over.role,
+        segment=over.segment,
+        kernel_id=over.kernel_id,
+        metrics=over.metrics,
+        gate=over.gate,
+        because=because,
+        question=question,
+    )

@@ -14,7 +14,7 @@ from cke.schemas.numerical_report import Report
 from cke.schemas.trace import Body
 from cke.xray.classes import ARCHITECTURE_POLICY, POLICY, STAGES
 from cke.xray.diff import OVER, diff_traces
-from cke.xray.finding import Finding
+from cke.xray.finding import Finding, open_at
 from cke.xray.joins import binding_fault, declared_fault, metadata_fault, schedule_fault
 from cke.xray.report import point_of
 from cke.xray.sides import OracleSide
@@ -88,17 +88,8 @@ def _numbers(report: Report, stages: dict[str, Stage]) -> Finding | None:
             for item in report.conservation
             if not item.holds and item.segment == over.segment
         ]
-        finding = Finding(
-            failure_class=None,
-            checkpoint_id=over.checkpoint_id,
-            role=over.role,
-            segment=over.segment,
-            kernel_id=over.kernel_id,
-            metrics=over.metrics,
-            gate=over.gate,
-            because=("the first checkpoint outside its budget, in the order of the graph", *broken),
-            question=UNDECIDED,
-        )
+        because = "the first checkpoint outside its budget, in the order of the graph"
+        finding = open_at(over, (because, *broken), UNDECIDED)
         _note(stages, "numbers", finding, compared)
         return finding
     _note(stages, "numbers", None, compared)
