@@ -755,3 +755,25 @@ def test_refusal_has_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_json_limits_are_those_of_the_format() -> None:
     assert files.JSON_LIMITS.max_bytes == 256 * 1024
     assert not files.JSON_LIMITS.links
+
+
+@contract("PKT-70")
+@pytest.mark.parametrize("value", [-1, 2**53 + 1])
+def test_a_count_that_json_cannot_hold_is_refused_before_sizes_are_compared(
+    value: int, refused: Refused
+) -> None:
+    builder = example()
+    builder.packet["capture"]["tensorPayloadBytes"] = value
+    bound = ">= 0" if value < 0 else f"<= {2**53}"
+    assert refused(builder) == f"CKE840: $.capture.tensorPayloadBytes: expected `int` {bound}"
+
+
+@contract("PKT-10")
+@pytest.mark.parametrize("value", [-1, 2**40 + 1])
+def test_an_offset_out_of_range_is_refused_before_offsets_are_compared(
+    value: int, refused: Refused
+) -> None:
+    builder = example()
+    builder.record["offsetAfter"] = value
+    bound = ">= 0" if value < 0 else f"<= {2**40}"
+    assert refused(builder) == f"CKE840: $.records[0].offsetAfter: expected `int` {bound}"
