@@ -16,7 +16,7 @@ from cke.xray.case import Case
 from cke.xray.finding import Finding
 from cke.xray.packets import told, weigh_packet, with_packet
 from tests.models import TinyModel
-from tests.xray.test_every_edge import REQUEST, _Interpreted, _Oracle
+from tests.xray.interpreted import REQUEST, Interpreted, Oracle
 
 contract = pytest.mark.contract
 LAYER = 1
@@ -33,9 +33,9 @@ CONTEXT = f"layer.{LAYER}.attention.attention_context"
 def case(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A case with every edge of both sides captured, without a fault."""
     model = cke.load(tiny_model("llama"))
-    oracle = _Oracle(model, None)
+    oracle = Oracle(model, None)
     oracle.dtype = "f64"
-    subject = _Interpreted(model, None)
+    subject = Interpreted(model, None)
     made = Case(subject, oracle, REQUEST, tmp_path_factory.mktemp("rounds"))
     assert made.capture("all", None, None) is None
     return made
