@@ -3,6 +3,8 @@
 import contextlib
 import os
 import re
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -94,17 +96,23 @@ def closing_badly(fdopen):
     return opened
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from cke.artifacts.writing import write_artifact
+from tests.artifacts.documents import PLAIN, run
+os.replace = lambda *_: os._exit(9)
+write_artifact(run(PLAIN).report, Path(sys.argv[1]))
+"""
+
+
 @pytest.mark.contract("LIS-56")
-def test_run_that_is_killed_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
+def test_run_that_is_killed_before_the_rename_leaves_the_old_file(tmp_path, repository):
     target = tmp_path / "report.json"
     target.write_text("old")
-    report = run(PLAIN).report
-    monkeypatch.setattr(os, "replace", lambda *_: os._exit(9))
-    child = os.fork()
-    if child == 0:
-        write_artifact(report, target)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    environment = {**os.environ, "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'src'}"}
+    command = [sys.executable, "-c", KILLED, str(target)]
+    assert subprocess.run(command, env=environment, check=False).returncode == 9
     assert target.read_text() == "old"
 
 
