@@ -777,3 +777,23 @@ def test_an_offset_out_of_range_is_refused_before_offsets_are_compared(
     builder.record["offsetAfter"] = value
     bound = ">= 0" if value < 0 else f"<= {2**40}"
     assert refused(builder) == f"CKE840: $.records[0].offsetAfter: expected `int` {bound}"
+
+
+@contract("PKT-10")
+@pytest.mark.parametrize("key", ["storageLayerIndex", "modelLayerIndex"])
+@pytest.mark.parametrize("value", [-1, 2**31])
+def test_a_layer_out_of_range_is_refused_before_layers_are_compared(
+    key: str, value: int, refused: Refused
+) -> None:
+    builder = example()
+    builder.record[key] = value
+    bound = ">= 0" if value < 0 else f"<= {2**31 - 1}"
+    assert refused(builder) == f"CKE840: $.records[0].{key}: expected `int` {bound}"
+
+
+@contract("PKT-10")
+def test_an_observed_shape_of_too_many_axes_is_refused(refused: Refused) -> None:
+    builder = example()
+    builder.record["output"]["shape"] = [1] * 17
+    expected = "CKE840: $.records[0].output.shape: expected `array` of length <= 16"
+    assert refused(builder) == expected
