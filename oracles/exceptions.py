@@ -10,7 +10,10 @@ import msgspec
 
 
 class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One exception; `family`, `dtype` and `checkpoint` may hold `*`."""
+    """One exception; `family`, `dtype` and `checkpoint` may hold `*`.
+
+    With `onward`, what runs after the checkpoint computes with another choice, and is not compared.
+    """
 
     oracle: str
     family: str
@@ -18,6 +21,7 @@ class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: str
     kind: Literal["not_shown", "over"]
     why: str
+    onward: bool = False
 
 
 @cache

@@ -46,8 +46,8 @@ def emit_rows(segments: tuple[Segment, ...], rows: list[RowSink], sink: Sink) ->
     for segment in segments:
         captured = [row.segments.get(segment.index, {}) for row in rows]
         fullest = max(captured, key=len)
-        for key, (like, _) in fullest.items():
-            array = _stacked(segment, [_held(row, segment, key) for row in rows], like)
+        for like, _ in fullest.values():
+            array = _stacked(segment, [_held(row, segment, like) for row in rows], like)
             name, layer = split_id(like.checkpoint_id)
             record = record_of(
                 array,
@@ -64,11 +64,13 @@ def emit_rows(segments: tuple[Segment, ...], rows: list[RowSink], sink: Sink) ->
             sink.add(msgspec.structs.replace(record, **told), array)
 
 
-def _held(row: RowSink, segment: Segment, key: Key) -> tuple[Record, Array] | None:
-    """Return a capture of the segment; what stays in a cache is that of the last one before."""
+def _held(row: RowSink, segment: Segment, like: Record) -> tuple[Record, Array] | None:
+    """Return a capture of the segment; what is made of the cache alone is that of the last one."""
+    key = like.checkpoint_id, like.role
+    cached = "S" in like.axes and "T" not in like.axes
     for index in range(segment.index, -1, -1):
         found = row.segments.get(index, {}).get(key)
-        if found is not None or not (key[1] or "").startswith("stored_"):
+        if found is not None or not cached:
             return found
     return None
 

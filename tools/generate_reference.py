@@ -152,7 +152,7 @@ def oracles_page() -> str:
     ]
     for item in exceptions():
         where = [f"`{text}`" for text in (item.family, item.dtype, item.checkpoint)]
-        kind = item.kind.replace("_", " ")
+        kind = item.kind.replace("_", " ") + (", and what follows" if item.onward else "")
         lines.append(f"| {item.oracle} | {' | '.join(where)} | {kind} | {item.why} |")
     return "\n".join(lines) + "\n"
 
