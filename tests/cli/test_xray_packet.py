@@ -86,3 +86,22 @@ def test_packet_that_is_no_evidence_is_refused_before_anything_runs(
     assert main([*words, str(tiny_model("llama"))]) == 2
     assert "got one that is refused: expected 128 bytes, got 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@contract("PKT-66")
+@pytest.mark.real_model
+def test_a_prompt_as_text_gives_the_packet_of_its_tokens(
+    smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = ["packet", "export", "--model", str(smollm2_gguf), "--layer", "3"]
+    given = {
+        "text": ["--prompt", "The capital of France is"],
+        "ids": ["--tokens", "504 3575 282 4649 314"],
+    }
+    told = []
+    for name, words in given.items():
+        assert main([*export, *words, "--out", str(tmp_path / name)]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert main([*export, "--out", str(tmp_path / "none")]) == 2
+    assert "expected `--tokens` or `--prompt`, and not both" in capsys.readouterr().err

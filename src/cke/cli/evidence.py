@@ -30,6 +30,20 @@ def parse_rows(tokens: str) -> tuple[tuple[int, ...], ...]:
     return rows
 
 
+def prompt_tokens(model: Path, tokens: str, prompt: str) -> str:
+    """Return the token IDs of `--tokens`, or of `--prompt` by the model's own tokenizer."""
+    if bool(tokens) == bool(prompt):
+        raise CkeError(
+            Diagnostic(code="CKE701", message="expected `--tokens` or `--prompt`, and not both")
+        )
+    if tokens:
+        return tokens
+    from cke.runtime.tokenizer import load_tokenizer
+    from cke.runtime.weights.files import open_model
+
+    return " ".join(map(str, load_tokenizer(open_model(model)).encode(prompt)))
+
+
 def request_of(
     tokens: str,
     steps: str = "",
@@ -91,13 +105,8 @@ def trace(
     import cke.api
     from cke.api.evidence import subject_trace
 
-    if bool(tokens) == bool(prompt):
-        raise CkeError(
-            Diagnostic(code="CKE701", message="expected `--tokens` or `--prompt`, and not both")
-        )
+    tokens = prompt_tokens(model, tokens, prompt)
     loaded = cke.api.load(model, circuit, dtype)
-    if prompt:
-        tokens = " ".join(map(str, loaded.tokenizer.encode(prompt)))
     request = request_of(tokens, steps, segments, edges, layers, capture)
     written = subject_trace(loaded, request, out, circuit=circuit)
     body = written.body

@@ -39,9 +39,10 @@ def analyze(packet_json: Path, /, *, output: NewReport, mirror: Mirror = None) -
 def export(
     *,
     model: Path,
-    tokens: str,
     layer: int,
     out: Path,
+    tokens: str = "",
+    prompt: str = "",
     step: int = 0,
     forced: str = "",
     dtype: str = "float32",
@@ -54,12 +55,14 @@ def export(
     ----------
     model
         The model folder or .gguf file.
-    tokens
-        The prompt's token IDs, such as `1 2 3`.
     layer
         The layer, from 0; it must be causal and without a window.
     out
         The new folder of the packet; run evidence goes to `<out>-run.json`.
+    tokens
+        The prompt's token IDs, such as `1 2 3`.
+    prompt
+        The prompt as text, in place of token IDs.
     step
         The decode step after the prompt, from 0.
     forced
@@ -73,10 +76,10 @@ def export(
         A new folder for an incoming-KV mirror of every forward.
     """
     from cke.api.packet import ExportRequest, export_attention_packet
-    from cke.cli.evidence import parse_rows
+    from cke.cli.evidence import parse_rows, prompt_tokens
 
     request = ExportRequest(
-        tokens=parse_rows(tokens)[0],
+        tokens=parse_rows(prompt_tokens(model, tokens, prompt))[0],
         layer=layer,
         step=step,
         forced=parse_rows(forced)[0] if forced.strip() else (),
