@@ -48,7 +48,7 @@ class Case:
         self.banner = ""
         self.stages: dict[str, Stage] = {}
         self.report: Report | None = None
-        self.measured: set[str] = set()
+        self.measured: set[tuple[str, frozenset[str]]] = set()
         self.bodies: tuple[Body, Body] | None = None
         self.replayed: TraceFolder | None = None
 
@@ -91,7 +91,8 @@ class Case:
         count = len(left.records)
         if self.stage("metadata", finding, count, "versions, kernels, storage, layout"):
             return finding
-        finding = self._stated(theirs)
+        joined = frozenset(record.checkpoint_id for record in left.records)
+        finding = self._stated(theirs, joined)
         if finding is None and "weights" not in self.stages:
             finding = self._weights()
         if finding is not None:
@@ -114,15 +115,15 @@ class Case:
         self.say("a full replay of the decode steps")
         self.replayed = self.subject.capture(asked, self.folder / "replay" / "subject")
 
-    def _stated(self, oracle: TraceFolder) -> Finding | None:
-        """Hold what the oracle states against its tensors, once for each of its traces."""
-        if oracle.trace.body_sha256 in self.measured:
+    def _stated(self, oracle: TraceFolder, joined: frozenset[str]) -> Finding | None:
+        """Hold what the oracle states against its tensors, once for what is joined of a trace."""
+        if (oracle.trace.body_sha256, joined) in self.measured:
             return None
-        self.measured.add(oracle.trace.body_sha256)
+        self.measured.add((oracle.trace.body_sha256, joined))
         measured, graph = self.oracle.measured(), next(iter(self.graphs.values()))
         borrowed = () if measured.tables else graph.looked_up()
         lookups = tuple(self.subject.weight(name) for name in borrowed)
-        finding, count = stated_fault(oracle, measured, lookups)
+        finding, count = stated_fault(oracle, measured, lookups, joined)
         row = None if finding is None else finding.row
         name = "metadata" if finding is None else "binding" if row is None else row.stage
         detail = "versions, kernels, storage, layout, and what the oracle states of itself"

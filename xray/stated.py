@@ -11,12 +11,13 @@ from cke.xray.sides import Measured
 
 
 def stated_fault(
-    oracle: TraceFolder, measured: Measured, lookups: tuple[Array, ...]
+    oracle: TraceFolder, measured: Measured, lookups: tuple[Array, ...], joined: frozenset[str]
 ) -> tuple[Finding | None, int]:
     """Return the first statement that measurement contradicts, and how many were measured.
 
     `lookups` are the subject's own tables: where the oracle shows none, tokens are read off them,
-    and a contradiction is a question, since the table may be what is wrong.
+    and a contradiction is a question, since the table may be what is wrong. Of single checkpoints
+    only those count whose metadata is `joined`: what the two sides say comes first.
     """
     facts = check_facts(
         oracle,
@@ -25,9 +26,10 @@ def stated_fault(
         loaded=measured.loaded,
     )
     count = sum(facts.checked.values())
-    if not facts.findings:
+    counted = (f for f in facts.findings if f.checkpoint_id is None or f.checkpoint_id in joined)
+    first = next(counted, None)
+    if first is None:
         return None, count
-    first = facts.findings[0]
     borrowed = first.fact == "tokens" and first.checkpoint_id is not None and not measured.tables
     return (_question(first) if borrowed else _finding(first, first.failure_class)), count
 

@@ -66,7 +66,8 @@ def _joined(
         finding = metadata_fault(None, mine, other)
         _note(stages, "metadata", finding, records)
     if finding is None:
-        finding, count = stated_fault(theirs, oracle.measured(), ())
+        joined = frozenset(record.checkpoint_id for record in mine.records)
+        finding, count = stated_fault(theirs, oracle.measured(), (), joined)
         name = "metadata" if finding is None or finding.row is None else finding.row.stage
         _note(stages, name, finding, records + count)
     return finding
