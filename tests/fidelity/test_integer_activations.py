@@ -132,7 +132,6 @@ def _logits(subject: Subject, tokens: np.ndarray) -> np.ndarray:
 def test_integer_path_is_closer_to_llamacpp_than_the_float_path(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
-    pytest.importorskip("llama_cpp")
     from cke.oracles.gguf_quantise import quantise_gguf
     from cke.oracles.llamacpp import LlamaCppOracle
     from cke.runtime.schedule import CaptureRequest

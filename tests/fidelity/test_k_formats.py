@@ -31,7 +31,6 @@ def logits(subject: Subject) -> np.ndarray:
 
 
 def test_k_formats_are_read_and_order_by_their_bits(tiny_model: TinyModel, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     folder = tiny_model("llama", **WIDE)
     exact = logits(open_subject(folder))
     errors = []
@@ -48,7 +47,6 @@ def test_k_formats_are_read_and_order_by_their_bits(tiny_model: TinyModel, tmp_p
 def test_rows_that_256_does_not_divide_take_an_older_format(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
-    pytest.importorskip("llama_cpp")
     folder = tiny_model("llama", hidden_size=64, intermediate_size=256)
     path = quantise_to(folder, CandidatePlan(format="q4_k_s"), tmp_path / "q4_k_s")
     found = kinds(open_subject(path))
@@ -57,7 +55,6 @@ def test_rows_that_256_does_not_divide_take_an_older_format(
 
 
 def test_file_that_llamacpp_cannot_quantise_is_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF but not one")
     with pytest.raises(CkeError, match=r"error\[CKE714\]: llama.cpp does not quantise this model"):
