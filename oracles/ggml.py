@@ -16,6 +16,10 @@ _FOLDER = Path(llama_cpp.__file__).parent / "lib"
 _BASE = ctypes.CDLL(str(next(iter(sorted(_FOLDER.glob("libggml-base.*"))))))
 
 
+QUIET = llama_cpp.llama_log_callback(lambda *_: None)
+"""The callback that drops llama.cpp's messages; it has to outlive every call."""
+
+
 class TensorHead(ctypes.Structure):
     """The leading fields of ggml_tensor, the same since 2024."""
 

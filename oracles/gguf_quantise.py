@@ -6,9 +6,7 @@ divide one of the older formats of about the same size. Which tensor got which i
 
 import ctypes
 import tempfile
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from cke.errors import CkeError, Diagnostic
 from cke.oracles.gguf_writer import write_gguf
@@ -46,18 +44,12 @@ def quantise_gguf(source: Path, kind: str, target: Path, threads: int = 2) -> Pa
     return target
 
 
-@cache
-def _quiet() -> Any:
-    """The callback that drops llama.cpp's messages; it has to outlive every call."""
-    import llama_cpp
-
-    return llama_cpp.llama_log_callback(lambda *_: None)
-
-
 def _quantise(source: Path, target: Path, kind: int, threads: int) -> int:
     import llama_cpp
 
-    llama_cpp.llama_log_set(_quiet(), None)
+    from cke.oracles.ggml import QUIET
+
+    llama_cpp.llama_log_set(QUIET, None)
     llama_cpp.llama_backend_init()
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = kind

@@ -17,19 +17,12 @@ from safetensors import safe_open
 
 from cke.errors import CkeError, Diagnostic, Note
 from cke.oracles.base import Array
+from cke.oracles.points import ARCHITECTURES
 
-ARCHITECTURES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-}
 ROPE_PAIRS = {"llama"}
+"""Architectures whose files store q and k in rope pairs."""
 NORM_PLUS_ONE = {"gemma2", "gemma3"}
+"""Architectures whose files store the weight of a norm with the 1 that is added to it."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the size that llama.cpp scales by hidden size over heads."""
 FILE_TYPES = {

@@ -18,7 +18,8 @@ import numpy as np
 
 from cke.errors import CkeError, Diagnostic, Note
 from cke.oracles.base import Array, Sink
-from cke.oracles.ggml import name_and_op, op_float, read_tensor
+from cke.oracles.ggml import QUIET, name_and_op, op_float, read_tensor
+from cke.oracles.gguf_writer import ROPE_PAIRS
 from cke.oracles.layout import unpack_axes
 from cke.oracles.points import GraphPoint, graph_table
 from cke.oracles.rows import RowSink, emit_rows, row_segment
@@ -26,14 +27,12 @@ from cke.runtime.records import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
-ROPE_PAIR_ARCHITECTURES = {"llama"}
 WINDOWED = {"gemma2", "gemma3"}
 """Architectures whose window llama.cpp computes; the others read every key."""
 PAIRS = "rope pairs of the file's basis undone"
 SCALED = "the product of q and k, times the scale of the softmax that follows"
 CHOSEN = "the leading columns of the sorted router logits"
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-_QUIET = llama_cpp.llama_log_callback(lambda *_: None)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -57,7 +56,7 @@ class LlamaCppOracle:
     def __init__(self, path: Path, threads: int = 1) -> None:
         self.path = path
         self.threads = threads
-        llama_cpp.llama_log_set(_QUIET, None)
+        llama_cpp.llama_log_set(QUIET, None)
         llama_cpp.llama_backend_init()
         settings = llama_cpp.llama_model_default_params()
         settings.use_extra_bufts = False
@@ -71,7 +70,7 @@ class LlamaCppOracle:
             )
         self.dims = self._dims()
         self.architecture = self._metadata("general.architecture")
-        self.pairs = self.architecture in ROPE_PAIR_ARCHITECTURES
+        self.pairs = self.architecture in ROPE_PAIRS
         window = self._metadata(f"{self.architecture}.attention.sliding_window")
         self.window = int(window) if window and self.architecture not in WINDOWED else None
 

@@ -10,14 +10,12 @@ import numpy as np
 
 from cke.oracles.base import Array
 from cke.oracles.ggml import leaves, name_and_op, read_weight
+from cke.oracles.gguf_writer import NORM_PLUS_ONE
 from cke.oracles.llamacpp import LlamaCppOracle, Recorder
 from cke.oracles.points import GraphPoint
 from cke.runtime.records import join_id
 from cke.runtime.schedule import CaptureRequest, plan_segments
 from cke.schemas.trace import Segment
-
-ONE_ADDED = {"gemma2", "gemma3"}
-"""Architectures whose files store the weight of a norm with the 1 that is added to it."""
 
 OPERANDS = {
     "GET_ROWS": "weight", "MUL_MAT": "weight", "MUL_MAT_ID": "weight", "MUL": "weight",
@@ -43,7 +41,7 @@ class LoadedWeights(Mapping[Key, Array]):
     def __getitem__(self, key: Key) -> Array:
         tensor, point, op = self._found[key]
         array = read_weight(tensor)
-        if op == "MUL" and self.oracle.architecture in ONE_ADDED:
+        if op == "MUL" and self.oracle.architecture in NORM_PLUS_ONE:
             return array.astype(np.float64) - 1.0
         if point.pairs and self.oracle.pairs:
             return _unpaired(array, self.oracle.dims["K" if "K" in point.axes else "H"])

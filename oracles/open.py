@@ -66,7 +66,8 @@ def _in_transformers(model: Path) -> bool:
 
 
 def _in_llamacpp(model: Path) -> bool:
-    from cke.oracles.gguf_writer import ARCHITECTURES, refuse_untold
+    from cke.oracles.gguf_writer import refuse_untold
+    from cke.oracles.points import ARCHITECTURES
 
     if model.suffix == ".gguf":
         return True

@@ -60,10 +60,10 @@ class PyTorchOracle:
         sinks = [RowSink() for _ in runs] if len(runs) > 1 else [sink]
         equal, outputs = True, 0
         for run, target in zip(runs, sinks, strict=True):
-            plain = [logits for _, logits, _ in self._forwards(run)]
+            plain = [logits for logits, _ in self._forwards(run)]
             recorder = _Recorder(self.table, self.dims, request, target)
             with recorder.attached(self.model):
-                for before, (_, logits, cache) in zip(
+                for before, (logits, cache) in zip(
                     plain, self._forwards(run, recorder.begin), strict=True
                 ):
                     recorder.outputs(logits, cache)
@@ -86,7 +86,7 @@ class PyTorchOracle:
     def logits(self, request: CaptureRequest) -> list[list[Array]]:
         """Return f32[B, T, V] of every segment of every run, without any hook."""
         return [
-            [_to_numpy(logits.float()) for _, logits, _ in self._forwards(run)]
+            [_to_numpy(logits.float()) for logits, _ in self._forwards(run)]
             for run in self._runs(plan_segments(request))
         ]
 
@@ -125,7 +125,8 @@ class PyTorchOracle:
 
     def _forwards(
         self, segments: list[Segment], begin: Callable[[Segment], None] | None = None
-    ) -> Iterator[tuple[Segment, torch.Tensor, Any]]:
+    ) -> Iterator[tuple[torch.Tensor, Any]]:
+        """Yield the logits and the cache of each forward, one after the other."""
         cache = transformers.DynamicCache(config=self.config if self.table.recurrent else None)
         for segment in segments:
             if begin is not None:
@@ -137,7 +138,7 @@ class PyTorchOracle:
                     position_ids=torch.tensor(segment.positions),
                     **({} if self.table.encoder else given),
                 )
-            yield segment, result[0], cache
+            yield result[0], cache
 
     def _body(self, request: CaptureRequest, equal: bool, outputs: int) -> Body:
         dtypes: dict[str, int] = {}
@@ -285,9 +286,6 @@ class _Recorder:
             _register(self._attention, self._experts)
             model.set_attn_implementation(RECORDING)
             if experts is not None:
-                self._numbers = {
-                    id(_submodule(layer, self.table.experts)): i for i, layer in enumerate(layers)
-                }
                 model.set_experts_implementation(RECORDING)
             yield
         finally:
@@ -424,7 +422,7 @@ class _Recorder:
         weights: torch.Tensor,
     ) -> torch.Tensor:
         result: torch.Tensor = type(module).forward.__wrapped__(module, hidden, ids, weights)
-        layer = self._numbers[id(module)]
+        layer = self.layer
         wanted = [
             (name, point)
             for name, point in self.table.experts_function.items()

@@ -16,8 +16,7 @@ from cke.fidelity.laws import contract_page
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.operators.base import Attribute, Operand, Operator
 from cke.oracles.exceptions import exceptions
-from cke.oracles.gguf_writer import ARCHITECTURES
-from cke.oracles.points import family_names
+from cke.oracles.points import ARCHITECTURES, family_names
 from cke.xray.classes import ARCHITECTURE_POLICY, CLASSES, POLICY, STAGES
 from tools.artifact_pages import differential_page, verify_contract_page
 from tools.validator_pages import bugs_page

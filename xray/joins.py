@@ -6,8 +6,7 @@ the oracle are its own: nothing on its side is read from the subject (XRAY-8).
 
 from collections.abc import Iterator
 
-from cke.oracles.gguf_writer import ARCHITECTURES
-from cke.oracles.points import family_names
+from cke.oracles.points import ARCHITECTURES, family_names
 from cke.runtime.records import RUN_TO_WIRE, split_id
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Body, Record, Segment

@@ -66,6 +66,19 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeated: bool = False
 
 
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+"""Model types of transformers by the name of their architecture in llama.cpp."""
+
+
 def table_for(model_type: str) -> Table:
     """Return the table of a family, by the model_type of its config; an unknown one is CKE710."""
     families = _read("families")

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from cke.oracles.gguf_writer import ARCHITECTURES
-from cke.oracles.points import family_names
+from cke.oracles.points import ARCHITECTURES, family_names
 from tests.models import FAMILIES
 
 MODEL_TYPES = {"gemma3": "gemma3_text", "granite_hybrid": "granitemoehybrid"}
