@@ -1,11 +1,13 @@
 """The page on public bugs, made from the fault catalogue."""
 
+from cke.schemas.validator_selftest import Expected
 from cke.validator.bugs import Bug, entries_by_row, read_bugs, row_cases
+from cke.validator.entries import Entry
 
 
 def bugs_page() -> str:
     """Every public bug, the faults that stand for it and what X-Ray calls them."""
-    bugs, cases = read_bugs(), row_cases()
+    bugs, entries, cases = read_bugs(), entries_by_row(), row_cases()
     found = [bug for bug in bugs if bug.row in cases]
     lines = [
         "# Public bugs, reproduced",
@@ -18,7 +20,7 @@ def bugs_page() -> str:
         "| row | what was wrong | faults that stand for it | first edge | class | owner |",
         "|---|---|---|---|---|---|",
     ]
-    lines += [_row(bug) for bug in found]
+    lines += [_row(bug, entries[bug.row], cases[bug.row].expected) for bug in found]
     lines += [
         "",
         "## Named otherwise than in the thread",
@@ -38,9 +40,8 @@ def _link(bug: Bug) -> str:
     return f"[{bug.row}](https://github.com/{repository}/issues/{number})"
 
 
-def _row(bug: Bug) -> str:
-    expected = row_cases()[bug.row].expected
-    names = ", ".join(f"`{entry.id}`" for entry in entries_by_row()[bug.row])
+def _row(bug: Bug, entries: tuple[Entry, ...], expected: Expected) -> str:
+    names = ", ".join(f"`{entry.id}`" for entry in entries)
     edge = f"`{expected.checkpoint_id}`" if expected.checkpoint_id else "before any edge"
     return (
         f"| {_link(bug)} | {bug.about} | {names} | {edge} | `{expected.failure_class}` "
