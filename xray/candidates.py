@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
-from cke.xray.graph import ProgramGraph, Site
+from cke.xray.graph import FED_POSITIONS, ProgramGraph, Site
 from cke.xray.replay import Change
 
 Array = NDArray[Any]
@@ -33,7 +33,6 @@ ACTIVATIONS = (
 PAIRWISE = ("add", "subtract", "multiply")
 RANK = ("attribute", "operator", "operand", "weight", "position", "insertion")
 """Kinds in the order of preference, when several describe one and the same change."""
-FED_POSITIONS = Site(-1, "positions")
 SHIFTS: dict[str, Callable[[Array], Array]] = {
     "one less": lambda p: np.maximum(p - 1, 0),
     "one more": lambda p: p + 1,
@@ -218,14 +217,7 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
                 continue
             if other_kind.shape != kind.shape:
                 continue
-            yield Candidate(
-                change=Change(step, op.id, inputs={place: site}),
-                kind="operand",
-                what=f"operand {place}",
-                old=name,
-                new=other_name,
-                origin="edge of the block",
-            )
+            yield read_instead(step, op, place, site, other_name, "edge of the block")
     for left in range(len(op.inputs)):
         for right in range(left + 1, len(op.inputs)):
             names = op.inputs[left], op.inputs[right]
@@ -245,6 +237,18 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
                 new=list(reversed(names)),
                 origin="operands exchanged",
             )
+
+
+def read_instead(step: int, op: Op, place: int, site: Site, name: str, origin: str) -> Candidate:
+    """Return the change that another edge, of that name in its step, is an operand of the op."""
+    return Candidate(
+        change=Change(step, op.id, inputs={place: site}),
+        kind="operand",
+        what=f"operand {place}",
+        old=op.inputs[place],
+        new=name,
+        origin=origin,
+    )
 
 
 def reads_positions(graph: ProgramGraph, step: int, op: Op) -> bool:

@@ -361,12 +361,18 @@ def _verdict(rows: list[Row], rankings: tuple[Ranking, ...]) -> tuple[Verdict | 
     compared = any(row.metrics is not None for row in rows)
     decided = compared and all(row.status != "summary" for row in rows)
     status = "complete" if decided and rankings else "incomplete"
-    if any(ranking.flips for ranking in rankings):
-        return "behavioral_divergence", status
-    if status == "incomplete":
+    flips = any(ranking.flips for ranking in rankings)
+    if status == "incomplete" and not flips:
         return None, status
-    over = any(row.status in OVER for row in rows)
-    return ("cosmetic_drift" if over else "pass_within_gate"), status
+    return verdict_of(flips, (row.status for row in rows)), status
+
+
+def verdict_of(flips: bool, statuses: Iterable[str]) -> Verdict:
+    """Return the verdict of what was compared; a flip outranks a table without a row over."""
+    if flips:
+        return "behavioral_divergence"
+    over = any(status in OVER for status in statuses)
+    return "cosmetic_drift" if over else "pass_within_gate"
 
 
 def _banner(rows: list[Row], backend: str, subject: TraceFolder) -> str:

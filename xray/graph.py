@@ -32,6 +32,10 @@ class Point(NamedTuple):
     role: str | None
 
 
+FED_POSITIONS = Site(-1, "positions")
+"""The positions that a forward was fed: an input of the program."""
+
+
 class ProgramGraph:
     """One phase of a manifest, every layer unrolled by name only."""
 

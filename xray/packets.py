@@ -95,9 +95,8 @@ def _attention_before(
     if OUTPUT not in evidence.identical or finding.segment is None:
         return None
     graph = case.graph(finding.segment)
+    end, order = graph.site_of(str(finding.checkpoint_id), finding.role), graph.order()
     for site, op in _attentions(graph, evidence.layer):
-        end = graph.site_of(str(finding.checkpoint_id), finding.role)
-        order = graph.order()
         if end is not None and order[site] <= order[end]:
             return graph, site, op
     return None

@@ -9,7 +9,7 @@ from cke.schemas.ir import Node
 from cke.schemas.numerical_report import Gate, Metrics
 from cke.xray.bundle_reader import KeptWeights, malformed, read_manifest
 from cke.xray.confirm import confirm
-from cke.xray.diff import OVER
+from cke.xray.diff import verdict_of
 from cke.xray.graph import ProgramGraph
 from cke.xray.joins import binding_fault, metadata_fault, schedule_fault
 from cke.xray.local import Bench, judge
@@ -83,11 +83,11 @@ def rejudge(folder: Path, report: Diagnosis, evidence: str = "op") -> Rejudged:
 def _join_again(folder: Path, report: Diagnosis) -> Rejudged:
     """Return what the metadata shows, and for a report with numbers what its own rows say."""
     found = report.first_divergence
-    fault = registry_fault(read_manifest(folder / "manifest.json"))
+    manifest = read_manifest(folder / "manifest.json")
+    fault = registry_fault(manifest)
     missing = None
     if fault is None and (folder / "subject").is_dir():
         mine, theirs = (read_trace(folder / side).trace.body for side in ("subject", "oracle"))
-        manifest = read_manifest(folder / "manifest.json")
         fault = (
             binding_fault(mine, theirs)
             or schedule_fault(mine, theirs)
@@ -114,10 +114,8 @@ def _join_again(folder: Path, report: Diagnosis) -> Rejudged:
 
 
 def _verdict(report: Diagnosis) -> str:
-    if any(ranking.flips for ranking in report.rankings):
-        return "behavioral_divergence"
-    over = any(point.status in OVER for point in report.points)
-    return "cosmetic_drift" if over else "pass_within_gate"
+    flips = any(ranking.flips for ranking in report.rankings)
+    return verdict_of(flips, (point.status for point in report.points))
 
 
 def _outcome(

@@ -21,7 +21,7 @@ from cke.runtime.weights.load import DTYPES as FLOATS
 from cke.schemas.call_ir import Call
 from cke.schemas.graph_ir import Op
 from cke.schemas.trace import Segment
-from cke.xray.graph import ProgramGraph, Site
+from cke.xray.graph import FED_POSITIONS, ProgramGraph, Site
 from cke.xray.values import TraceValues, key_positions
 
 Array = NDArray[Any]
@@ -205,7 +205,7 @@ class ReferenceReplayer(Replayer):
             value = change.before[place](value)
         if place in change.scales:
             value = value * change.scales[place]
-        fed = self.graph.origin(Site(step, name)) == Site(-1, "positions")
+        fed = self.graph.origin(Site(step, name)) == FED_POSITIONS
         return change.positions(value) if fed and change.positions is not None else value
 
     def _edges(self, step: int) -> set[str]:

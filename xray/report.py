@@ -9,7 +9,7 @@ from cke.schemas.diagnosis import Coverage, Diagnosis, Divergence, Point, Probe,
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case
 from cke.xray.classes import ARCHITECTURE_POLICY, POLICY, STAGES
-from cke.xray.diff import OVER, curve
+from cke.xray.diff import OVER, curve, verdict_of
 from cke.xray.finding import Finding
 from cke.xray.graph import Site
 from cke.xray.rows import circuit_rows, first_material, forwards_of
@@ -27,11 +27,8 @@ def report_of(
     flips = [item for item in case.rankings.values() if item.flips]
     status = _status(finding, rows)
     verdict: Any = None
-    if flips:
-        verdict = "behavioral_divergence"
-    elif status == "complete" or (status == "incomplete" and rows and finding is not None):
-        over = any(row.status in OVER for row in rows)
-        verdict = "cosmetic_drift" if over else "pass_within_gate"
+    if flips or status == "complete" or (status == "incomplete" and rows and finding is not None):
+        verdict = verdict_of(bool(flips), (row.status for row in rows))
         verdict = None if status == "incomplete" and verdict == "pass_within_gate" else verdict
     body = case.report
     return Diagnosis(
@@ -43,7 +40,7 @@ def report_of(
         oracle={"producer": case.oracle.name, "dtype": case.oracle.dtype}
         if body is None
         else body.oracle,
-        stages=_stages(case, finding),
+        stages=_stages(case),
         first_divergence=None if finding is None else _divergence(case, finding, rows),
         next_probe=_probe(case, finding, reproduce, second),
         coverage=_coverage(case, rows),
@@ -66,7 +63,7 @@ def report_of(
             "verdict": second.verdict,
         },
         architecture_policy={"rule": POLICY, **_policy(finding)},
-        fix_progression=_progression(finding, rows),
+        fix_progression=_progression(finding),
         reproduce=reproduce,
         first_material=first_material(case, rows),
         forwards=forwards_of(case),
@@ -86,7 +83,7 @@ def _status(finding: Finding | None, rows: list[Row]) -> Any:
     return "complete" if finding.metrics is not None else "stopped"
 
 
-def _stages(case: Case, finding: Finding | None) -> tuple[Stage, ...]:
+def _stages(case: Case) -> tuple[Stage, ...]:
     found: list[Stage] = []
     broken = False
     for name in STAGES:
@@ -245,7 +242,7 @@ def _policy(finding: Finding | None) -> dict[str, str]:
     return {"owner": owner, "where": ARCHITECTURE_POLICY[owner]}
 
 
-def _progression(finding: Finding | None, rows: list[Row]) -> tuple[str, ...]:
+def _progression(finding: Finding | None) -> tuple[str, ...]:
     if finding is None:
         return ()
     at = finding.checkpoint_id or "the first divergent edge"

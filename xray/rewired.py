@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
-from cke.xray.candidates import ACTIVATIONS, Candidate, lost_ropes
+from cke.xray.candidates import ACTIVATIONS, Candidate, lost_ropes, read_instead
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.replay import Change
@@ -77,11 +77,4 @@ def later_edges(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Can
                 continue
             if bench.oracle.value(graph, judged.segment, site) is None:
                 continue
-            yield Candidate(
-                change=Change(step, op.id, inputs={place: site}),
-                kind="operand",
-                what=f"operand {place}",
-                old=name,
-                new=edge.name,
-                origin="edge made later",
-            )
+            yield read_instead(step, op, place, site, edge.name, "edge made later")

@@ -134,20 +134,23 @@ def _replayed(path: Path, format: str, output: Output) -> int:
 
 def read_report(path: Path) -> "Diagnosis":
     """Return a report; MissingInputError when there is none."""
+    return _earlier(path)[0]
+
+
+def _earlier(path: Path) -> "tuple[Diagnosis, str]":
+    """Return a report with its sha256; MissingInputError when there is none."""
     from cke.api.diagnosis import read_second
 
     if not path.is_file():
         raise _missing(path, "report.json of an earlier run")
-    return read_second(path)[0]
+    return read_second(path)
 
 
 def _since(path: Path, given: dict[str, Any]) -> "Diagnosis":
     """Run an earlier diagnosis again from where it ended; the report says what moved."""
-    from cke.api.diagnosis import read_second
-
-    earlier = read_report(path)
-    given = {**given, **_from_command(earlier.reproduce, given)}
-    return diagnosed(given, since=read_second(path))
+    earlier = _earlier(path)
+    given = {**given, **_from_command(earlier[0].reproduce, given)}
+    return diagnosed(given, since=earlier)
 
 
 def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@
 from typing import Any
 
 from cke.schemas.diagnosis import CircuitRow, Diagnosis
+from cke.xray.diff import OVER as ROWS_OVER
 
 FINDING, OVER, WITHIN, EXACT, UNSEEN = "#a40e26", "#ff9b8a", "#fff3c4", "#b7e4c0", "#d0d7de"
-WORST = ("over", "summary_over", "nonfinite", "layout")
+WORST = (*ROWS_OVER, "layout")
 
 
 def graphs(report: Diagnosis) -> list[dict[str, Any]]:
