@@ -2,15 +2,16 @@
 
 python -m tests.meta.mutation SUBJECT [MODULE ...] [--seconds N] [--again] [--all-tests]
 
-Each rule is tried in a forked process with the fastest tests that run its lines, and no file is
-changed. What was caught is kept in runs/mutation/ by the hash of its module, so that a run which
-was cut short goes on; survivors are always tried again. The exit code says whether one is left
-that `tests/meta/mutation/SUBJECT.toml` does not excuse with a reason.
+Each rule is tried in a forked process with the nearest tests that run its lines, and no file is
+changed. What became of it is kept in runs/mutation/ by the hash of its module, so that a run which
+was cut short goes on; a survivor is tried again when a test changed. The exit code says whether one
+is left that `tests/meta/mutation/SUBJECT.toml` does not excuse with a reason.
 """
 
 import argparse
 import ast
 import gc
+import hashlib
 import importlib
 import importlib.abc
 import importlib.util
@@ -29,9 +30,10 @@ import msgspec
 import pytest
 
 from tests.meta.noticing import (
-    MOST,
     PATIENCE,
     ROOT,
+    SECONDS,
+    TOO_LONG,
     Module,
     Row,
     coverage,
@@ -49,6 +51,7 @@ KEPT = ROOT / "runs" / "mutation"
 class Subject(msgspec.Struct, frozen=True):
     """Modules as globs of files, the tests that hold them, and tests of what a module declares.
 
+    `declared` are beginnings of test ids, such as those of pages that a table makes.
     `warm` are cached helpers of tests that give inputs, and are costly: no rule is tried in them.
     """
 
@@ -75,7 +78,11 @@ SUBJECTS = {
             "src/cke/schemas/snapshot.py",
         ),
         tests=("tests/artifacts", "tests/cli/test_run_artifacts.py"),
-        declared=("tests/meta/test_reference.py",),
+        declared=(
+            "tests/meta/test_reference.py::test_schema_is_up_to_date[lis.",
+            "tests/meta/test_reference.py::test_made_page_is_up_to_date[../lis_verify_contract.md]",
+            "tests/meta/test_reference.py::test_made_page_is_up_to_date[differential-verif",
+        ),
         without=("artifacts/__init__.py", "artifacts/seeded.py"),
         warm=("tests.artifacts.generations.workflow",),
     ),
@@ -177,7 +184,7 @@ def try_function_rules(
     for rule in module.rules:
         if rule.function is None or tell.is_done(module, rule):
             continue
-        nodes = noticing(rule, module, found, tell.most)
+        nodes = noticing(rule, module, found, tell.seconds)
 
         def work(rule: Rule = rule, nodes: list[str] = nodes) -> int:
             swap(module, rule)
@@ -189,67 +196,80 @@ def try_function_rules(
 def try_import_rules(
     subject: Subject, module: Module, found: dict[str, Row], tell: "Teller"
 ) -> None:
-    """Break what a module declares, each in a fork that imports everything anew."""
+    """Break what a module declares, each in a fork that imports the modules and tests anew."""
+    declaring = dict.fromkeys(name.partition("::")[0] for name in subject.declared)
     for rule in module.rules:
         if rule.function is not None or tell.is_done(module, rule):
             continue
-        nodes = noticing(rule, module, found, tell.most)
+        nodes = noticing(rule, module, found, tell.seconds)
         order = {node: at for at, node in enumerate(nodes)}
+        files = {**declaring, **dict.fromkeys(node.partition("::")[0] for node in nodes)}
 
         def run(items: list[pytest.Item], order: dict[str, int] = order) -> None:
-            first = [item for item in items if item.nodeid not in order and _declares(item)]
-            rest = sorted(
-                (item for item in items if item.nodeid in order),
-                key=lambda item: order[item.nodeid],
-            )
-            for item in [*first, *rest]:
-                if not passes(item):
-                    os._exit(1)
-            os._exit(0)
+            chosen = [
+                i for i in items if i.nodeid in order or i.nodeid.startswith(subject.declared)
+            ]
+            chosen.sort(key=lambda item: order.get(item.nodeid, -1))
+            os._exit(0 if all(map(passes, chosen)) else 1)
 
-        def _declares(item: pytest.Item) -> bool:
-            return any(str(item.path).endswith(name) for name in subject.declared)
-
-        def work(rule: Rule = rule, run: Callable[[list[pytest.Item]], None] = run) -> int:
+        def work(
+            rule: Rule = rule,
+            run: Callable[[list[pytest.Item]], None] = run,
+            files: Sequence[str] = tuple(files),
+        ) -> int:
             sys.meta_path.insert(0, Loader(module, rule))
-            with_tests([*subject.declared, *subject.tests], run)
+            with_tests(files, run)
             return 1  # the module could not be imported
 
         tell.result(module, rule, in_child(work, 4 * PATIENCE), nodes)
 
 
-class Teller:
-    """Keeps what was caught, and says what was not."""
+def import_what_lasts(subject: Subject) -> None:
+    """Have the libraries of the tests loaded, and neither the modules of cke nor the tests."""
+    with_tests(subject.tests, lambda items: None)
+    for name in list(sys.modules):
+        ours = name.startswith(("cke.", "tests.")) or name in ("cke", "conftest")
+        if ours and not name.startswith("tests.meta"):
+            del sys.modules[name]
 
-    def __init__(self, name: str, seconds: float, again: bool, most: int = MOST) -> None:
-        self.most = most
+
+class Teller:
+    """Keeps what became of each rule, and says what was not noticed."""
+
+    def __init__(self, name: str, tests: str, chosen: argparse.Namespace) -> None:
+        self.seconds = 1e9 if chosen.all_tests else SECONDS
+        self.tests = tests
         self.path = KEPT / f"{name}.jsonl"
-        self.until = time.monotonic() + seconds
-        self.caught: set[tuple[str, str, int]] = set()
-        self.survived: list[tuple[Module, Rule]] = []
-        self.left = 0
-        if self.path.exists() and not again:
-            rows = map(json.loads, self.path.read_text().splitlines())
-            self.caught = {(file, code, index) for file, code, index in rows}
+        self.until = time.monotonic() + chosen.seconds
+        self.outcomes: dict[tuple[str, str, int], str] = {}
+        if not chosen.again:
+            self.read()
+
+    def read(self) -> None:
+        """Take in what is kept; a survivor counts while the tests are the same."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        for file, code, index, outcome, tests, seconds in map(json.loads, lines):
+            if outcome != "survived" or (tests == self.tests and seconds >= self.seconds):
+                self.outcomes[file, code, index] = outcome
+
+    def outcome(self, module: Module, rule: Rule) -> str | None:
+        """What became of a rule: `caught`, `hung`, `survived`; None when it was not tried."""
+        return self.outcomes.get((module.file, module.hash, rule.index))
 
     def is_done(self, module: Module, rule: Rule) -> bool:
-        """Whether the rule was caught before, or the time is over."""
-        if (module.file, module.hash, rule.index) in self.caught:
-            return True
-        over = time.monotonic() > self.until
-        self.left += over
-        return over
+        """Whether the rule was tried before, or the time is over."""
+        return self.outcome(module, rule) is not None or time.monotonic() > self.until
 
     def result(self, module: Module, rule: Rule, code: int, nodes: list[str]) -> None:
         """Note how a broken rule ended."""
-        if code != 0:
-            key = (module.file, module.hash, rule.index)
-            self.caught.add(key)
-            with self.path.open("a") as file:
-                file.write(json.dumps(key) + "\n")
-            return
-        self.survived.append((module, rule))
-        sys.stderr.write(f"SURVIVED {describe(module, rule)} [{len(nodes)} tests]\n")
+        key = (module.file, module.hash, rule.index)
+        outcome = {0: "survived", TOO_LONG: "hung"}.get(code, "caught")
+        self.outcomes[key] = outcome
+        with self.path.open("a") as file:
+            file.write(json.dumps([*key, outcome, self.tests, self.seconds]) + "\n")
+        if outcome != "caught":
+            text = f"{outcome.upper()} {describe(module, rule)} [{len(nodes)} tests]"
+            sys.stderr.write(text + "\n")
 
 
 def describe(module: Module, rule: Rule) -> str:
@@ -275,9 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = SUBJECTS[chosen.subject]
     KEPT.mkdir(parents=True, exist_ok=True)
     every, modules = modules_of(subject, ()), modules_of(subject, chosen.modules)
-    most = 1 << 20 if chosen.all_tests else MOST
-    tell = Teller(chosen.subject, chosen.seconds, chosen.again, most)
-    started = time.monotonic()
+    tell = Teller(chosen.subject, _hash_of_tests(subject), chosen)
     kept = KEPT / f"{chosen.subject}.coverage.json"
 
     def functions() -> int:
@@ -286,49 +304,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = coverage(items, every, modules, kept, subject.warm)
             forget(subject.warm)
             items[0].session.config._tmp_path_factory.getbasetemp()
-            tell.until += time.monotonic() - started
             gc.freeze()  # a fork copies no page for the sake of its collector
             for module in modules:
                 try_function_rules(items, module, found, tell)
 
         with_tests(subject.tests, work)
-        state = [(module.file, rule.index) for module, rule in tell.survived]
-        (KEPT / f"survived-{os.getppid()}.json").write_text(
-            json.dumps([state, tell.left, tell.until])
-        )
         return 0
 
     in_child(functions, float("inf"))
-    tell = _joined(tell, modules, chosen)
+    tell.read()
     found = msgspec.json.decode(kept.read_bytes(), type=dict[str, Row])
+    import_what_lasts(subject)
     for module in modules:
         try_import_rules(subject, module, found, tell)
     return summary(modules, tell, excuses(chosen.subject))
 
 
-def _joined(tell: Teller, modules: list[Module], chosen: argparse.Namespace) -> Teller:
-    """What the forked process found, in this one."""
-    new = Teller(chosen.subject, 0, False, tell.most)
-    state, new.left, new.until = json.loads((KEPT / f"survived-{os.getpid()}.json").read_text())
-    by_file = {module.file: module for module in modules}
-    new.survived = [(by_file[file], by_file[file].rules[index]) for file, index in state]
-    return new
+def _hash_of_tests(subject: Subject) -> str:
+    files = [file for name in subject.tests for file in sorted((ROOT / name).rglob("*.py"))]
+    files += [ROOT / name for name in subject.tests if name.endswith(".py")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def summary(modules: list[Module], tell: Teller, excused: dict[str, str]) -> int:
     """Print the numbers of each module; the code says whether an unexcused survivor is left."""
-    rows = []
+    rows, texts = [], []
     for module in modules:
-        alive = [rule for item, rule in tell.survived if item is module]
-        named = [rule for rule in alive if f"{module.file} {rule.how}: {rule.text}" in excused]
-        caught = sum((module.file, module.hash, rule.index) in tell.caught for rule in module.rules)
-        rows.append((module.file, len(module.rules), caught, len(named), len(alive) - len(named)))
-    print("| module | rules | caught | no test can notice | survived |\n|---|---|---|---|---|")
-    for row in [*rows, ("all", *(sum(row[at] for row in rows) for at in range(1, 5)))]:
+        count = dict.fromkeys(("caught", "hung", "excused", "survived", "not tried"), 0)
+        for rule in module.rules:
+            outcome = tell.outcome(module, rule) or "not tried"
+            name = f"{module.file} {rule.how}: {rule.text}"
+            if outcome == "survived" and name in excused:
+                outcome = "excused"
+                texts.append(f"- `{describe(module, rule)}`: {excused[name]}")
+            elif outcome == "survived":
+                texts.append(f"- SURVIVED `{describe(module, rule)}`")
+            count[outcome] += 1
+        rows.append((module.file, len(module.rules), *count.values()))
+    total = ("all", *(sum(row[at] for row in rows) for at in range(1, 7)))
+    print(
+        "| module | rules | caught | hung | excused | survived | not tried |\n" + "|---" * 7 + "|"
+    )
+    for row in [*rows, total]:
         print("| " + " | ".join(map(str, row)) + " |")
-    if tell.left:
-        print(f"{tell.left} rules are left for the next run")
-    return 1 if tell.left or sum(row[4] for row in rows) else 0
+    print("\n".join(texts))
+    return 1 if total[5] or total[6] else 0
 
 
 if __name__ == "__main__":

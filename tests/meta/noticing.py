@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import importlib
+import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,10 +23,19 @@ from tests.meta.rules import Rule
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE = 30
-"""Seconds that one broken rule may take; a test that hangs has noticed it."""
+"""Seconds of the processor that one broken rule may take; a test that hangs has noticed it."""
 
-MOST = 40
-"""Tests that are tried for one rule, unless all are asked for."""
+WAITED = 10
+"""How many times as long the clock may run."""
+
+TOO_LONG = 124
+"""The code of a process that took too long."""
+
+MOST = 20
+"""Nearest tests that are tried for one rule first."""
+
+SECONDS = 10.0
+"""Seconds that quick tests may take after those, unless all are asked for."""
 
 Lines = dict[str, list[int]]
 
@@ -58,24 +69,25 @@ def passes(item: pytest.Item) -> bool:
 
 
 def in_child(work: Callable[[], int], patience: float = PATIENCE) -> int:
-    """Run `work` in a forked process and return its code, 124 when it took too long."""
+    """Run `work` in a forked process and return its code, `TOO_LONG` when it took too long."""
     child = os.fork()
     if child == 0:
         code = 99
         try:
+            if math.isfinite(patience):
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(patience),) * 2)
             code = work()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + WAITED * patience
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 125
+            over = code in (-signal.SIGXCPU, -signal.SIGKILL)
+            return TOO_LONG if over else 125 if code < 0 else code
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return 124
         time.sleep(0.002)
 
 
@@ -174,8 +186,11 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def noticing(rule: Rule, module: Module, found: dict[str, Row], most: int) -> list[str]:
-    """The tests that could notice a broken rule, those first that run what few others run."""
+def noticing(rule: Rule, module: Module, found: dict[str, Row], seconds: float) -> list[str]:
+    """The tests that could notice a broken rule, those first that run what few others run.
+
+    After `MOST` of them come the quickest, as long as they take no more than `seconds` together.
+    """
     wanted = set(rule.lines)
     first, last = rule.scope
     ran = {node: row.lines.get(module.file, ("", []))[1] for node, row in found.items()}
@@ -187,4 +202,11 @@ def noticing(rule: Rule, module: Module, found: dict[str, Row], most: int) -> li
             near = min((counts[line] for line in lines if first <= line <= last), default=0)
             far = min((everywhere[line] for line in lines), default=0)
             rows.append((near, far, found[node].seconds, node))
-    return [node for *_, node in sorted(rows)][:most]
+    rows.sort()
+    chosen = [node for *_, node in rows[:MOST]]
+    for *_, taken, node in sorted(rows[MOST:], key=lambda row: row[2]):
+        seconds -= taken
+        if seconds < 0:
+            break
+        chosen.append(node)
+    return chosen
