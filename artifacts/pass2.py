@@ -86,6 +86,8 @@ def _start(calibration: Calibration, tokens: TokenLocalization, original: Pair) 
 
 def _gates(tokens: TokenLocalization, original: Pair, rerun: Pair) -> Iterator[Failure]:
     """Yield every failure of the rerun, in the order of the gates."""
+    index = tokens.generated_index
+    assert index is not None, "the start has been checked"
     roles = tuple(zip(original.items(), rerun.items(), strict=True))
     for (role, _), (_, again) in roles:
         body = again.value
@@ -103,8 +105,8 @@ def _gates(tokens: TokenLocalization, original: Pair, rerun: Pair) -> Iterator[F
         yield "prefix_reproduction_failed", "prompt_digest"
     for (role, first), (_, again) in roles:
         yield from _policy(role, first.value, again.value)
-        yield from _mapping(role, tokens, first.value, again.value)
-        yield from _target(role, tokens, first.value, again.value)
+        yield from _mapping(role, index, first.value, again.value)
+        yield from _target(role, index, first.value, again.value)
 
 
 def _continuity(role: str, first: RunReport, again: RunReport) -> Iterator[Failure]:
@@ -162,27 +164,22 @@ def _policy(role: str, first: RunReport, again: RunReport) -> Iterator[Failure]:
         yield "decode_policy_reproduction_failed", f"{role}_policy"
 
 
-def _mapping(
-    role: str, tokens: TokenLocalization, first: RunReport, again: RunReport
-) -> Iterator[Failure]:
+def _mapping(role: str, index: int, first: RunReport, again: RunReport) -> Iterator[Failure]:
     prefix = again.forced_prefix
     runtime = again.manifest.runtime
     captured = runtime.layer_checkpoint_step if runtime.layer_checkpoints_enabled else None
-    if captured not in (None, tokens.runtime_checkpoint_step):
+    if captured not in (None, index + 1):
         yield "checkpoint_step_mapping_mismatch", f"{role}_layer_checkpoint_step"
     if not isinstance(prefix, ForcedPrefix):
         return
-    if prefix.runtime_checkpoint_step != tokens.runtime_checkpoint_step:
+    if prefix.runtime_checkpoint_step != index + 1:
         yield "checkpoint_step_mapping_mismatch", f"{role}_runtime_checkpoint_step"
     prompt = first.report.prompt_sequences[0].token_count
-    if prefix.context_position != prompt + (tokens.generated_index or 0):
+    if prefix.context_position != prompt + index:
         yield "context_position_mismatch", f"{role}_context_position"
 
 
-def _target(
-    role: str, tokens: TokenLocalization, first: RunReport, again: RunReport
-) -> Iterator[Failure]:
-    index = tokens.generated_index or 0
+def _target(role: str, index: int, first: RunReport, again: RunReport) -> Iterator[Failure]:
     expected = first.report.selected_token_ids[index : index + 1]
     got = again.report.selected_token_ids
     if not expected:

@@ -138,8 +138,6 @@ def _compare(
 
 def _alignment(one: LayerTrace, two: LayerTrace) -> str | None:
     first, second = _layout(one), _layout(two)
-    if first.runtime_checkpoint_step != second.runtime_checkpoint_step:
-        return "step"
     if first.total_layer_count != second.total_layer_count:
         return "total_layer_count"
     paths = [trace.manifest.runtime.precision_path for trace in (one, two)]

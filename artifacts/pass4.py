@@ -180,8 +180,7 @@ def _support(trace: dict[str, Any]) -> Iterator[str]:
 def _compare(
     parents: Parents, traces: Sequence[LayerTrace], bound: tuple[Bound, Bound]
 ) -> StageLocalization:
-    layouts = [trace.intra_layer_checkpoint_layout for trace in traces]
-    first, second = (item for item in layouts if isinstance(item, IntraLayout))
+    first, second = map(_layout, traces)
     coverage = common_coverage(first.captured_coordinates, second.captured_coordinates)
     if not coverage.common:
         return _result(parents, "pass4.no_common_captured_coordinates")
@@ -210,6 +209,12 @@ def _compare(
         reference=bound[0].source,
         candidate=bound[1].source,
     )
+
+
+def _layout(trace: LayerTrace) -> IntraLayout:
+    layout = trace.intra_layer_checkpoint_layout
+    assert isinstance(layout, IntraLayout), "support has been checked"
+    return layout
 
 
 def _entries(trace: LayerTrace) -> dict[str, IntraEntry]:

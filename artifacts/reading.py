@@ -36,17 +36,17 @@ class Loaded(msgspec.Struct, Generic[T], frozen=True):
 
 def read_run_report(path: Path) -> Loaded[RunReport]:
     """Return the run report at `path`, older ones without `kv_cache` or set id among them."""
-    return load_run_report(_read(path, "run_report", REPORT_LIMITS), path)
+    return load_run_report(read_json(path, REPORT_LIMITS), path)
 
 
 def read_decode_trace(path: Path) -> Loaded[DecodeTrace]:
     """Return the decode trace at `path`."""
-    return load_decode_trace(_read(path, "decode_trace", TRACE_LIMITS), path)
+    return load_decode_trace(read_json(path, TRACE_LIMITS), path)
 
 
 def read_layer_trace(path: Path) -> Loaded[LayerTrace]:
     """Return the layer trace at `path`, legacy ones among them."""
-    return load_layer_trace(_read(path, "layer_trace", TRACE_LIMITS), path)
+    return load_layer_trace(read_json(path, TRACE_LIMITS), path)
 
 
 def load_run_report(document: Any, path: Path) -> Loaded[RunReport]:
@@ -67,12 +67,6 @@ def load_layer_trace(document: Any, path: Path) -> Loaded[LayerTrace]:
 def read_binding(path: Path) -> PrefixBinding:
     """Return the source binding of a forced prefix: exact keys, at most 16 KiB, no link."""
     return convert(read_json(path, BINDING_LIMITS), PrefixBinding, path)
-
-
-def _read(path: Path, kind: str, limits: Limits) -> Any:
-    document = read_json(path, limits)
-    check_identity(document, path, kind)
-    return document
 
 
 def check_identity(document: Any, path: Path, kind: str) -> None:

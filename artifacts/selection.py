@@ -57,8 +57,6 @@ def select(
 
 
 def _without(scores: Floats, skipped: Sequence[int]) -> Floats:
-    if not skipped:
-        return scores
     allowed = scores.copy()
     allowed[skipped] = -np.inf
     return allowed
@@ -69,8 +67,6 @@ def _penalised(policy: Policy, generated: Collection[int]) -> frozenset[int]:
 
 
 def _penalise(raw: Floats, penalised: frozenset[int], penalty: np.float32) -> Floats:
-    if not penalised:
-        return raw
     adjusted = raw.copy()
     ids = np.array(sorted(penalised), np.int64)
     chosen = adjusted[ids]

@@ -4,7 +4,7 @@ import msgspec
 
 from cke.artifacts.attempt import Attempt
 from cke.artifacts.verify import Findings
-from cke.schemas.differential import LayerLocalization, Mode, Submode
+from cke.schemas.differential import Mode, Submode
 from cke.schemas.verification_report import Level, Outcome, VerificationReport
 
 EXIT_CODES: dict[Outcome, int] = {
@@ -38,7 +38,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(findings: Findings) -> Outcome:
-    """Return the verdict; a token mismatch stays a regression whatever comes after it."""
+    """Return the verdict; without a comparison of tokens the harness has failed."""
     if findings.tokens is None:
         return "HARNESS_ERROR"
     return OF_TOKENS.get(findings.tokens.status, "INCONCLUSIVE")
@@ -58,8 +58,12 @@ def build_report(
     verdict: Outcome | None = None,
     reason: str | None = None,
 ) -> VerificationReport:
-    """Return the report of an attempt; `verdict` and `reason` are given when it was cut short."""
-    found = verdict or verdict_of(findings)
+    """Return the report of an attempt; `verdict` and `reason` are given when it was cut short.
+
+    A token mismatch that was found by then stays a regression.
+    """
+    so_far = verdict_of(findings)
+    found = so_far if so_far == "REGRESSION" else verdict or so_far
     return VerificationReport(
         attempt_id=attempt.id,
         level=setting.level,
@@ -76,24 +80,24 @@ def build_report(
         prefix_reproduction=findings.reproduction,
         layer_localization=findings.layers,
         intra_layer_localization=findings.stages,
-        next_action=None if found == "PASS" else next_action(found, findings, setting.level),
+        next_action=next_action(verdict or found, findings, setting.level),
     )
 
 
 def _reason(findings: Findings) -> str:
-    if findings.tokens is None:
-        return "no run was compared"
     if findings.stages is not None:
         return findings.stages.reason
     if findings.layers is not None:
         return findings.layers.status
     if findings.reproduction is not None:
         return findings.reproduction.status
-    return findings.tokens.status
+    return "no run was compared" if findings.tokens is None else findings.tokens.status
 
 
-def next_action(verdict: Outcome, findings: Findings, level: Level) -> str:
-    """Return one sentence that says how to go on; the demo has no model to diagnose."""
+def next_action(verdict: Outcome, findings: Findings, level: Level) -> str | None:
+    """Return one sentence that says how to go on, None after PASS; the demo has no model."""
+    if verdict == "PASS":
+        return None
     if verdict == "HARNESS_ERROR":
         return "read the message, and run the comparison again"
     if verdict == "UNSUPPORTED":
@@ -102,7 +106,7 @@ def next_action(verdict: Outcome, findings: Findings, level: Level) -> str:
         return "make both runs comparable in what the preflight names, and run again"
     layers, stages = findings.layers, findings.stages
     where = "the token mismatch"
-    if isinstance(layers, LayerLocalization) and layers.target_layer is not None:
+    if layers is not None and layers.target_layer is not None:
         where = f"layer {layers.target_layer}"
         if stages is not None and stages.interval is not None:
             where += f", {stages.interval.notation}"

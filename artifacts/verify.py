@@ -110,23 +110,19 @@ class Comparison:
 
     def run(self) -> Findings:
         """Go as far as the evidence allows."""
-        found = self.findings
         original = self._pair("original_pair", self._request)
-        self._tokens(original)
-        tokens = found.tokens
-        if tokens is None or tokens.pass2_disposition != "ready" or not self._can_rerun(tokens):
-            if tokens is not None and tokens.generated_index is not None:
+        tokens = self._tokens(original)
+        if tokens.pass2_disposition != "ready" or not self._can_rerun(tokens):
+            if tokens.generated_index is not None:
                 self._reproduction(original, None)
-            return found
+            return self.findings
         step = tokens.runtime_checkpoint_step
         rerun = self._pair("reproduction_pair", self._bound_request(tokens), step)
         self._reproduction(original, rerun)
-        self._layers(rerun)
-        discovery = found.layers
-        if discovery is None or discovery.status != "observable_mismatch_found":
-            return found
-        self._recapture(discovery)
-        return found
+        discovery = self._layers(rerun)
+        if discovery.status == "observable_mismatch_found":
+            self._recapture(discovery)
+        return self.findings
 
     def _can_rerun(self, tokens: TokenLocalization) -> bool:
         prefix = tokens.prefix
@@ -152,14 +148,16 @@ class Comparison:
             self._note(f"{name}_{role}", "captured", captured[role].report.sha256)
         return captured
 
-    def _tokens(self, original: dict[str, Captured]) -> None:
+    def _tokens(self, original: dict[str, Captured]) -> TokenLocalization:
         reference, candidate = (original[role].report for role in ROLES)
         prompts = (self._request.tokens, self._request.tokens)
         calibration = calibrate(reference, candidate, self._mode, self._submode, prompts=prompts)
         self._note("pass0", calibration.verdict, struct_sha(calibration))
         tokens = localize_tokens(calibration, reference, candidate)
         self._note("pass1", tokens.status, struct_sha(tokens))
-        self.findings.calibration, self.findings.tokens = calibration, tokens
+        if self.findings.tokens is None or tokens.pass2_disposition == "ready":
+            self.findings.calibration, self.findings.tokens = calibration, tokens
+        return tokens
 
     def _reproduction(
         self, original: dict[str, Captured], rerun: dict[str, Captured] | None
@@ -172,7 +170,7 @@ class Comparison:
         self._note("pass2", found.status, struct_sha(found))
         self.findings.reproduction = found
 
-    def _layers(self, rerun: dict[str, Captured], name: str = "pass3a") -> None:
+    def _layers(self, rerun: dict[str, Captured], name: str = "pass3a") -> LayerLocalization:
         tokens, reproduction = self.findings.tokens, self.findings.reproduction
         assert tokens is not None, "tokens come first"
         assert reproduction is not None, "the reproduction comes first"
@@ -180,24 +178,26 @@ class Comparison:
         found = localize_layers(tokens, reproduction, *sides)
         self._note(name, found.status, struct_sha(found))
         self.findings.layers = found
+        return found
 
     def _recapture(self, discovery: LayerLocalization) -> None:
-        """Take the four fresh runs and make every pass again from them."""
+        """Take the four fresh runs and make every pass again from them.
+
+        Where the fresh runs have no mismatch to reproduce, what was found before stays, without
+        the parents that Pass 4 needs.
+        """
         layer, step = discovery.target_layer, discovery.runtime_checkpoint_step
         original = self._pair("recapture_original", self._request, step, layer)
-        self._tokens(original)
-        tokens = self.findings.tokens
-        assert tokens is not None, "tokens come first"
-        if tokens.pass2_disposition != "ready":
-            self.findings.reproduction = self.findings.layers = None
-            return
-        requests = self._bound_request(tokens, struct_sha(discovery))
-        rerun = self._pair("recapture_reproduction", requests, step, layer)
-        self._reproduction(original, rerun)
-        self._layers(rerun, "pass3b")
-        runs = [pair[role].side(role) for pair in (original, rerun) for role in ROLES]
-        parents = Parents(discovery, self.findings.reproduction, self.findings.layers)
-        stages = localize_stages(parents, Recapture(dict(zip(RUNS, runs, strict=True))))
+        tokens = self._tokens(original)
+        parents, sides = Parents(discovery, None, None), list[Side]()
+        if tokens.pass2_disposition == "ready":
+            requests = self._bound_request(tokens, struct_sha(discovery))
+            rerun = self._pair("recapture_reproduction", requests, step, layer)
+            self._reproduction(original, rerun)
+            layers = self._layers(rerun, "pass3b")
+            parents = Parents(discovery, self.findings.reproduction, layers)
+            sides = [pair[role].side(role) for pair in (original, rerun) for role in ROLES]
+        stages = localize_stages(parents, Recapture(dict(zip(RUNS, sides, strict=False))))
         self._note("pass4", stages.status, struct_sha(stages))
         self.findings.stages = stages
 

@@ -47,14 +47,18 @@ class Recorder:
         return self.runs[-1]
 
 
+def compared(reference, candidate, request=REQUEST, submode="runtime_regression"):
+    """A comparison of two runners that nobody hears."""
+    return Comparison(
+        reference, candidate, request, "runtime_differential", submode, lambda *_: None
+    )
+
+
 @functools.cache
 def workflow():
     """A whole comparison: the result, and the runs of both generations by role."""
     recorders = [Recorder(None), Recorder(FAULT)]
-    comparison = Comparison(
-        *recorders, REQUEST, "runtime_differential", "runtime_regression", lambda *_: None
-    )
-    found = comparison.run()
+    found = compared(*recorders).run()
     return found, [
         dict(zip(ROLES, pair, strict=True))
         for pair in zip(*(r.runs for r in recorders), strict=True)

@@ -137,6 +137,21 @@ def test_suppression_affects_a_step_when_it_takes_a_candidate(suppressed, affect
     assert not set(suppressed) & {*ids, found.selected_token_id, found.runner_up_token_id}
 
 
+@pytest.mark.contract("LIS-151")
+def test_suppressed_tokens_are_those_of_the_vocabulary():
+    found = choose([3, 2, 1], suppressed=(1, 3, 99))
+    assert (found.selected_token_id, found.suppressed_token_count) == (0, 1)
+    assert [item.token_id for item in found.topk] == [0, 2]
+
+
+@pytest.mark.contract("LIS-71", "LIS-72")
+def test_penalised_token_that_stays_best_is_said_to_be_penalised():
+    found = choose([6, 1], generated=[0])
+    assert (found.selected_token_id, found.selected_token_penalized) == (0, True)
+    assert not found.repetition_penalty_changed_selection
+    assert found.decision_class == "greedy"
+
+
 @pytest.mark.contract("LIS-151", "LIS-160")
 def test_raw_greedy_suppresses_and_penalises_nothing():
     found = choose([7, 6, 5], RAW_GREEDY, suppressed=[0], generated=[0])
@@ -172,8 +187,13 @@ def test_scores_that_are_not_finite_select_nothing(logits):
         ("<|begin_of_text|>", True),
         ("<|reserved_special_token_7|>", True),
         ("<|python_tag|>", True),
+        ("<|start_header_id|>", True),
+        ("<|end_header_id|>", True),
+        ("<|finetune_right_pad_id|>", True),
+        ("<|step_id|>", True),
         ("<|eot_id|>", False),
-        ("begin_of_text", False),
+        ("<<begin_of_text|>", False),
+        ("<|begin_of_text>>", False),
     ],
 )
 def test_structural_tokens_are_told_by_their_text(text, structural):

@@ -251,14 +251,20 @@ def test_layer_digest_of_the_base_bits():
         ([2, 0], "no empty dimension"),
         ([5], "has 5 elements, got 4"),
         ([1 << 40, 1 << 40], "overflows"),
+        ([1 << 31, 1 << 31], "has 4611686018427387904 elements, got 4"),
     ],
 )
 def test_digest_of_a_wrong_shape_is_refused(shape, text):
-    with pytest.raises(ArtifactError, match=text):
-        layer_digest(BASE, shape, "layer_output")
+    for digest in (
+        lambda: layer_digest(BASE, shape, "layer_output"),
+        lambda: stage_digest(BASE, shape, CONTEXT),
+    ):
+        with pytest.raises(ArtifactError, match=text):
+            digest()
 
 
 @pytest.mark.contract("LIS-97")
+@pytest.mark.parametrize("field", ["precision_path", "stage_id", "tensor_role"])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -268,18 +274,23 @@ def test_digest_of_a_wrong_shape_is_refused(shape, text):
         ("\ud800", "UTF-8"),
     ],
 )
-def test_identifier_that_cannot_be_hashed_is_refused(name, text):
+def test_identifier_that_cannot_be_hashed_is_refused(name, text, field):
+    stage_digest(BASE, [4], msgspec.structs.replace(CONTEXT, **{field: "x" * 128}))
     with pytest.raises(ArtifactError, match=text):
-        stage_digest(BASE, [4], msgspec.structs.replace(CONTEXT, precision_path=name))
+        stage_digest(BASE, [4], msgspec.structs.replace(CONTEXT, **{field: name}))
 
 
 @pytest.mark.contract("LIS-122")
 def test_span_is_gathered_and_bounded():
     physical = np.arange(12, dtype=np.float32)
     assert gather_span(physical, [2, 3], [6, 2], 1).tolist() == [1, 3, 5, 7, 9, 11]
+    assert gather_span(physical, [2, 3], [6, 2]).tolist() == [0, 2, 4, 6, 8, 10]
+    with pytest.raises(ArtifactError, match="rank 1 to 4, got 0"):
+        gather_span(physical, [], [])
     for strides, offset, text in (
         ([0, 1], 0, "one positive stride"),
         ([6], 0, "one positive stride"),
+        ([6, 2], -1, "one positive stride"),
         ([6, 2], 2, "ends at element 12 of 12"),
     ):
         with pytest.raises(ArtifactError, match=text):

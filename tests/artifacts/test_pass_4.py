@@ -5,17 +5,23 @@ from typing import get_args
 import msgspec
 import pytest
 
-from cke.artifacts.engine import RunRequest
 from cke.artifacts.fingerprints import canonical_sha
 from cke.artifacts.pass4 import Recapture, _alignment, _misplaced, localize_stages
 from cke.artifacts.pass4_reasons import DISPOSITIONS, REASONS
 from cke.artifacts.reading import load_layer_trace
 from cke.artifacts.seeded import Fault, SeededEngine
 from cke.artifacts.stages import STAGE_IDS
-from cke.artifacts.verify import Comparison, EngineRunner
+from cke.artifacts.verify import EngineRunner
 from cke.schemas import differential
 from tests.artifacts.documents import DELETE, PATH
-from tests.artifacts.generations import generation, parents, recapture, with_trace, workflow
+from tests.artifacts.generations import (
+    compared,
+    generation,
+    parents,
+    recapture,
+    with_trace,
+    workflow,
+)
 
 replace = msgspec.structs.replace
 REFERENCE, CANDIDATE = "reproduction_reference", "reproduction_candidate"
@@ -92,11 +98,7 @@ def test_fault_of_the_layer_output_itself_ends_at_the_boundary():
 
 def run_workflow(fault):
     runners = (EngineRunner(SeededEngine()), EngineRunner(SeededEngine(fault=fault)))
-    request = RunRequest(tokens=(3, 5, 7), generate=12)
-    comparison = Comparison(
-        *runners, request, "runtime_differential", "runtime_regression", lambda *_: None
-    )
-    return comparison.run().stages
+    return compared(*runners).run().stages
 
 
 def without(trace, *stages):
@@ -149,8 +151,10 @@ def test_parents_must_be_there_coherent_and_have_found_something():
         (replace(found, authority=replace(authority, disposition="exploratory_localization_only")),
          "parent_exploratory_only"),
         (replace(found, discovery=replace(discovery, target_layer=3)), "discovery_rebound_layer"),
-        (replace(found, discovery=replace(discovery, runtime_checkpoint_step=7)),
-         "discovery_rebound_semantics_changed"),
+        *((replace(found, discovery=replace(discovery, **change)),
+           "discovery_rebound_semantics_changed")
+          for change in ({"runtime_checkpoint_step": 7}, {"total_layer_count": 7},
+                         {"interval": None})),
     ]  # fmt: skip
     for changed, code in cases:
         assert localized(changed).reason == f"pass4.{code}"
@@ -177,6 +181,8 @@ def test_four_fresh_runs_are_needed():
     swapped = {**runs, "original_reference": replace(runs["original_reference"], role="candidate")}
     for wrong in (three, reused, swapped):
         assert localized(runs=Recapture(wrong)).reason == "pass4.source_role_mismatch"
+    lost = {**runs, CANDIDATE: replace(runs[CANDIDATE], trace=None)}
+    assert localized(runs=Recapture(lost)).reason == "pass4.runtime_capture_identity_mismatch"
     legacy = generation(0).rerun["reference"].side("reference")
     found = localized(runs=Recapture({**runs, REFERENCE: legacy}))
     assert found.reason == "pass4.run_report_binding_mismatch"
@@ -212,6 +218,12 @@ def test_bindings_are_reported_before_broken_summaries(name):
     )
 
 
+@pytest.mark.contract("LIS-127", "LIS-132")
+def test_trace_is_the_one_that_pass_3b_has_read():
+    found, runs = rebound(("layer_trace.0.mean", 0.0), keep=True)
+    assert localized(found, runs).reason == "pass4.trace_sha_mismatch"
+
+
 @pytest.mark.contract("LIS-127")
 def test_report_that_was_changed_under_its_set_id_is_refused():
     runs = dict(recapture().runs)
@@ -224,11 +236,14 @@ def test_report_that_was_changed_under_its_set_id_is_refused():
 
 MALFORMED = [
     (f"{LAYOUT}.layout_version", 2, "intra_layout_unsupported"),
+    (f"{LAYOUT}.layout_name", "other", "intra_layout_unsupported"),
     (LAYOUT, DELETE, "intra_layout_unsupported"),
     (f"{LAYOUT}.stage_taxonomy", "other", "taxonomy_unsupported"),
     (f"{LAYOUT}.phase", "prefill", "phase_unsupported"),
     (f"{LAYOUT}.requested_coordinates", list(STAGE_IDS[:16]), "requested_stage_set_unsupported"),
     (f"{LAYOUT}.digest_contract.version", "other", "digest_contract_unknown"),
+    (f"{LAYOUT}.digest_contract", DELETE, "digest_contract_unknown"),
+    (f"{LAYOUT}.available_summary_fields", ["min"], "summary_field_malformed"),
     (f"{LAYOUT}.digest_contract.algorithm", "md5", "digest_policy_unsupported"),
     (f"{LAYOUT}.missing_coordinates",
      [{"coordinate": "layer_input", "state": "malformed", "detail": ""}],
@@ -240,6 +255,7 @@ MALFORMED = [
     (f"{STAGE}.nan", True, "summary_field_malformed"),
     (f"{STAGE}.digest.value", "sha256:00", "digest_field_malformed"),
     (f"{STAGE}.samples", [1.0], "prohibited_payload_present"),
+    (f"{STAGE}.public_name", "/root/x", "prohibited_payload_present"),
 ]  # fmt: skip
 
 
@@ -249,6 +265,13 @@ MALFORMED = [
 def test_layout_and_structure(path, value, code, name):
     found = localized(*rebound((path, value), name=name))
     assert found.reason == f"pass4.{code}"
+
+
+@pytest.mark.contract("LIS-122", "LIS-136")
+def test_entries_out_of_order_are_told_from_coverage():
+    entries = recapture().runs[CANDIDATE].trace["intra_layer_trace"]
+    found = localized(*rebound(("intra_layer_trace", entries[::-1])))
+    assert found.reason == "pass4.duplicate_or_out_of_order_coordinate"
 
 
 ALIGNMENT = [
@@ -293,6 +316,8 @@ def test_layer_and_order_are_compared_though_readers_hold_them_too():
     layout, entry = value.intra_layer_checkpoint_layout, value.intra_layer_trace[0]
     moved = replace(layout, target_layer=3)
     assert list(_alignment(layout, moved, found)) == ["pass4.layer_alignment_mismatch"]
+    later = replace(layout, runtime_checkpoint_step=7)
+    assert list(_alignment(layout, later, found)) == ["pass4.step_alignment_mismatch"]
     later = replace(entry, stage_order=1)
     assert list(_misplaced([(entry, later)])) == ["pass4.stage_role_or_order_alignment_mismatch"]
 

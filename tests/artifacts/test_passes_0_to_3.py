@@ -5,17 +5,20 @@ from typing import get_args
 import msgspec
 import pytest
 
-from cke.artifacts.fingerprints import LIS_GREEDY, struct_sha
+from cke.artifacts.fingerprints import LIS_GREEDY, RAW_GREEDY, runtime_fingerprint, struct_sha
 from cke.artifacts.pass0 import OUTCOMES, REASONS, calibrate, is_coherent
 from cke.artifacts.pass1 import DISPOSITIONS, localize_tokens, prefix_of
-from cke.artifacts.pass2 import Pair, reproduce
+from cke.artifacts.pass2 import Pair, _policy, reproduce
 from cke.artifacts.pass3 import localize_layers
 from cke.artifacts.seeded import SeededEngine
+from cke.artifacts.verdict import verdict_of
 from cke.artifacts.verify import EngineRunner
 from cke.schemas import differential
 from tests.artifacts.documents import DELETE
 from tests.artifacts.generations import (
+    FAULT,
     REQUEST,
+    compared,
     edited,
     generation,
     mark,
@@ -48,6 +51,7 @@ CALIBRATIONS = [
     ([("manifest.runtime.thread_count", 2)], "thread_count_mismatch", "informational"),
     ([("manifest.runtime.layer_checkpoints_enabled", True)], "capture_profile_mismatch",
      "downgrade"),
+    ([("manifest.runtime.layer_checkpoint_step", 2)], "capture_profile_mismatch", "downgrade"),
     ([("manifest.runtime.diagnostics_enabled", True)], "diagnostics_mismatch", "informational"),
     ([("manifest.runtime.generation_limit", 13)], "generation_limit_mismatch", "informational"),
     ([("manifest.runtime.configured_context", 99)], "configured_context_mismatch",
@@ -70,8 +74,46 @@ def test_preflight_finds_what_differs(changes, code, severity):
     severities = {reason.code: reason.severity for reason in found.reasons}
     assert severities[code] == severity
     assert is_coherent(found)
-    equal = calibrate(original("reference"), original("reference"), prompts=PROMPTS)
-    assert code not in {reason.code for reason in equal.reasons}
+    back = calibrate(other, original("reference"))
+    assert code in {reason.code for reason in back.reasons}
+
+
+@pytest.mark.contract("LIS-141")
+def test_preflight_of_equal_reports_finds_nothing():
+    one = original("reference")
+    found = calibrate(one, one, prompts=PROMPTS)
+    assert (found.reasons, found.verdict) == ((), "comparison_allowed")
+    same = [("manifest.input.mode", "vocab_prompt")]
+    assert codes_of(edited(one, *same), edited(one, *same)) == {"decode_policy_unverified"}
+    bare = edited(one, ("report.kv_cache", DELETE))
+    assert codes_of(bare, bare) == set()
+
+
+def codes_of(one, two):
+    return {reason.code for reason in calibrate(one, two, prompts=PROMPTS).reasons}
+
+
+@pytest.mark.contract("LIS-141")
+def test_preflight_names_one_reason_for_one_difference():
+    one = original("reference")
+    unknown = edited(one, ("manifest.runtime.fingerprint", mark("1")))
+    assert codes_of(one, unknown) == codes_of(unknown, one) == {"decode_policy_unverified"}
+    tokens = edited(one, ("manifest.input.fingerprint", mark("2")))
+    assert codes_of(one, tokens) == set()
+    text = edited(tokens, ("manifest.input.mode", "vocab_prompt"))
+    assert "tokenizer_fingerprint_mismatch" not in codes_of(one, text)
+    rerun = generation(0).rerun
+    assert codes_of(rerun["reference"].report, rerun["candidate"].report) == {
+        "binary_fingerprint_mismatch"
+    }
+
+
+@pytest.mark.contract("LIS-141")
+def test_reasons_that_the_table_does_not_hold_are_incoherent():
+    found = calibrate(original("reference"), original("candidate"), prompts=PROMPTS)
+    (reason,) = found.reasons
+    assert not is_coherent(replace(found, reasons=(replace(reason, code="new"),)))
+    assert not is_coherent(replace(found, reasons=(replace(reason, severity="block"),)))
 
 
 @pytest.mark.contract("LIS-141")
@@ -101,14 +143,18 @@ def test_policy_prefix_batch_and_tokenizer_are_told_apart():
 def test_prompt_identity_is_as_strong_as_its_evidence():
     one = original("reference")
     assert calibrate(one, one, prompts=PROMPTS).prompt_identity == "array_equal"
-    assert calibrate(one, one).prompt_identity == "digest_only"
+    digest = calibrate(one, one)
+    assert (digest.prompt_identity, digest.verdict) == ("digest_only", "comparison_allowed")
     wrong = calibrate(one, one, prompts=((1, 2), REQUEST.tokens))
     assert (wrong.prompt_identity, wrong.strength_limit) == (
         "unverified",
         "token_localization_only",
     )
-    external = calibrate(one, one, "external_semantic")
-    assert external.verdict == "comparison_blocked"
+    for prompts in (None, ((1, 2), REQUEST.tokens)):
+        external = calibrate(one, one, "external_semantic", prompts=prompts)
+        assert external.verdict == "comparison_blocked"
+    inner = calibrate(one, one, prompts=PROMPTS, oracle_eligible=False)
+    assert inner.strength_limit == "token_localization_only"
     ineligible = calibrate(one, one, "external_semantic", prompts=PROMPTS, oracle_eligible=False)
     assert [r.code for r in ineligible.reasons] == ["external_oracle_ineligible"]
     assert ineligible.verdict == "comparison_blocked"
@@ -319,9 +365,85 @@ def test_threads_are_a_warning_and_no_failure():
     engine = SeededEngine()
     engine.facts = replace(engine.facts, threads=2)
     first = EngineRunner(engine).run(REQUEST).report
-    found = reproduce(runs.calibration, runs.tokens, Pair(first, first), None)
+    found = reproduce(
+        runs.calibration, runs.tokens, Pair(runs.original["reference"].report, first), None
+    )
     assert found.warnings == ("thread_count_gt_1_determinism_caveat",)
     assert reproduced().warnings == ()
+
+
+def refitted(*changes):
+    """The rerun pair with the candidate's manifest changed, and its fingerprint made to fit."""
+    found = pair(generation(0).rerun)
+    candidate = raw(found.candidate, *changes)
+    fitting = runtime_fingerprint(candidate.value.manifest, RAW_GREEDY, True)
+    fingerprint = ("manifest.runtime.fingerprint", msgspec.to_builtins(fitting))
+    return replace(found, candidate=raw(candidate, fingerprint))
+
+
+@pytest.mark.contract("LIS-141")
+def test_layer_checkpoints_of_a_rerun_are_those_of_its_step_or_none():
+    enabled, step = (f"manifest.runtime.layer_checkpoint{end}" for end in ("s_enabled", "_step"))
+    other = reproduced(refitted((step, 5)))
+    assert (other.status, other.reasons) == (
+        "checkpoint_step_mapping_mismatch",
+        ("candidate_layer_checkpoint_step",),
+    )
+    none = reproduced(refitted((enabled, False), (step, 0)))
+    assert none.status == "reproduction_verified"
+
+
+@pytest.mark.contract("LIS-141")
+def test_policy_that_no_run_names_is_not_reproduced():
+    unknown = raw(original("reference"), ("manifest.runtime.fingerprint", mark("1"))).value
+    assert list(_policy("reference", unknown, unknown)) == [
+        ("decode_policy_reproduction_failed", "reference_policy")
+    ]
+
+
+@pytest.mark.contract("LIS-141", "LIS-142")
+def test_run_that_ended_before_the_boundary_has_no_token_to_reproduce():
+    one = original("reference")
+    ids = list(one.value.report.selected_token_ids)
+    short = edited(
+        one,
+        ("report.selected_token_ids", ids[:5]),
+        ("artifact_set_id", "aset1:" + "0" * 32),
+    )
+    calibration = calibrate(one, short, prompts=PROMPTS)
+    tokens = localize_tokens(calibration, one, short)
+    runner = EngineRunner(SeededEngine())
+    requests = compared(runner, runner)._bound_request(tokens)
+    rerun = Pair(*(runner.run(requests[role]).report for role in ("reference", "candidate")))
+    found = reproduce(calibration, tokens, Pair(one, short), rerun)
+    assert (found.status, found.reasons) == (
+        "unsupported_reproduction_mode",
+        ("candidate_ended_before_the_boundary",),
+    )
+
+
+@pytest.mark.contract("LIS-137", "LIS-141")
+def test_mismatch_of_the_first_token_is_reproduced_without_a_prefix():
+    ids = original("reference").value.report.selected_token_ids
+    request = replace(REQUEST, tokens=(*REQUEST.tokens, *ids[:5]), generate=7)
+    runners = [EngineRunner(SeededEngine(fault=fault)) for fault in (None, FAULT)]
+    comparison = compared(*runners, request)
+    found = comparison.run()
+    assert (found.tokens.generated_index, found.tokens.prefix.token_count) == (0, 0)
+    assert found.reproduction.status == "reproduction_verified"
+    assert found.layers.target_layer == FAULT.layer
+    assert found.stages.status == "observable_intra_layer_mismatch_found"
+    forced = generation(0).rerun["candidate"].report.document["forced_prefix"]
+    first = [runner.run(comparison._request).report for runner in runners]
+    calibration = calibrate(*first)
+    tokens = localize_tokens(calibration, *first)
+    again = [runner.run(replace(comparison._request, generate=1)).report for runner in runners]
+    given = raw(again[1], ("forced_prefix", forced))
+    result = reproduce(calibration, tokens, Pair(*first), Pair(again[0], given))
+    assert (result.status, result.reasons) == (
+        "prefix_reproduction_failed",
+        ("candidate_prefix_unexpected",),
+    )
 
 
 def localized(reference=None, candidate=None, **change):
@@ -340,7 +462,7 @@ def test_earliest_layer_is_named_within_common_coverage():
     )
     assert found.target_layer == 2
     assert found.interval.notation == "(layer.1.output, layer.2.output]"
-    assert found.interval.unobserved == ()
+    assert (found.interval.unobserved, found.reasons) == ((), ())
     assert [item.digest_equal for item in found.comparisons] == [True, True, False]
     assert not any(msgspec.structs.asdict(found.nonclaims).values())
 
@@ -370,6 +492,11 @@ def test_unobserved_layers_are_listed():
     assert found.interval.unobserved == ("layer.1.output", "layer.2.output")
     assert found.coverage.candidate_only == ("layer.1.output", "layer.2.output")
     assert found.reasons == ("asymmetric_coverage",)
+    other = localized(candidate=without(two, 4))
+    assert (other.coverage.reference_only, other.reasons) == (
+        ("layer.4.output",),
+        ("asymmetric_coverage",),
+    )
     start = localized(without(one, 0, 1), two)
     assert start.interval.notation == "[entry, layer.2.output]"
     assert start.interval.unobserved == ("layer.0.output", "layer.1.output")
@@ -377,7 +504,10 @@ def test_unobserved_layers_are_listed():
 
 LAYER_STATUSES = [
     ("unsupported_checkpoint_layout", [("checkpoint_layout", DELETE)]),
+    ("unsupported_checkpoint_layout", [("checkpoint_layout", 1)]),
     ("unsupported_checkpoint_layout", [("checkpoint_layout.layout_version", 2)]),
+    ("unsupported_checkpoint_layout", [("checkpoint_layout.layout_name", "other")]),
+    ("comparison_policy_unavailable", [("checkpoint_layout.digest_contract", DELETE)]),
     ("comparison_policy_unavailable", [("checkpoint_layout.digest_contract.version", "other")]),
     ("checkpoint_summary_malformed", [("layer_trace.0.nan", True)]),
     ("checkpoint_summary_malformed", [("layer_trace.0.values", [1])]),
@@ -400,6 +530,9 @@ def test_other_statuses_of_pass_3():
     assert localized(status="inconclusive").status == "comparison_blocked_by_pass2"
     assert localized(pass1_sha256="0" * 64).reasons == ("pass2_incoherent",)
     assert localized(tier="reproduction_request_only").reasons == ("pass2_incoherent",)
+    assert localized(generated_index=4).reasons == ("pass2_incoherent",)
+    assert localized(runtime_checkpoint_step=5).reasons == ("pass2_incoherent",)
+    assert localized(replace(one, role="candidate")).reasons == ("reference_role",)
     assert localized(replace(one, trace=None)).status == "checkpoint_artifact_missing"
     assert localized(two, one).reasons == ("reference_run_report",)
     assert localized(replace(one, trace_sha256="0" * 64)).reasons == ("reference_trace_sha",)
@@ -410,6 +543,58 @@ def test_other_statuses_of_pass_3():
     equal = with_trace(two, ("layer_trace", one.trace["layer_trace"]))
     none = localized(candidate=equal)
     assert (none.status, none.disposition) == ("no_mismatch_in_captured_coverage", "blocked")
+
+
+def rebound(*changes, roles=("reference", "candidate")):
+    """Pass 3 of runs whose manifests are changed, and bound as they then are."""
+    found = {
+        side.role: replace(with_trace(side, *changes), report=raw(side.report, *changes))
+        if side.role in roles
+        else side
+        for side in sides(generation(0).rerun)
+    }
+    shas = {f"{role}_report_sha256": side.report.sha256 for role, side in found.items()}
+    return localized(**found, **shas)
+
+
+@pytest.mark.contract("LIS-94", "LIS-140", "LIS-141")
+def test_traces_are_compared_for_one_family_and_one_known_precision():
+    assert rebound(("manifest.runtime.generation_limit", 9)).target_layer == FAULT.layer
+    family = rebound(("manifest.model.family", "qwen3_dense_decoder"))
+    assert (family.status, family.reasons) == (
+        "unsupported_checkpoint_layout",
+        ("no_versioned_layout",),
+    )
+    precision = "manifest.runtime.precision_path"
+    for found in (rebound((precision, "bf16"), roles=("candidate",)), rebound((precision, DELETE))):
+        assert (found.status, found.reasons) == (
+            "checkpoint_alignment_inconsistent",
+            ("precision_path",),
+        )
+
+
+@pytest.mark.contract("LIS-141")
+def test_layouts_of_other_models_and_shapes_are_not_aligned():
+    two = sides(generation(0).rerun)[1]
+    layout = two.trace["checkpoint_layout"]
+    seven = {
+        "total_layer_count": 7,
+        "requested_coordinates": [*layout["requested_coordinates"], "layer.6.output"],
+        "missing_coordinates": [
+            {"coordinate": "layer.6.output", "state": "not_captured", "detail": ""}
+        ],
+    }
+    found = localized(candidate=with_trace(two, ("checkpoint_layout", {**layout, **seven})))
+    assert (found.status, found.reasons) == (
+        "checkpoint_alignment_inconsistent",
+        ("total_layer_count",),
+    )
+    flat = (("layer_trace.0.shape", [16]), ("layer_trace.0.digest.shape", [16]))
+    found = localized(candidate=with_trace(two, *flat))
+    assert (found.status, found.reasons) == (
+        "checkpoint_alignment_inconsistent",
+        ("shape_or_order",),
+    )
 
 
 @pytest.mark.contract("LIS-88", "LIS-89", "LIS-90", "LIS-127", "LIS-141")
@@ -439,21 +624,13 @@ def test_qwen3_is_compared_and_not_localised():
     def engine(fault=None):
         return EngineRunner(SeededEngine(fault=fault, family="qwen3_dense_decoder"))
 
-    from cke.artifacts.verify import Comparison
-    from tests.artifacts.generations import FAULT
-
-    found = Comparison(
-        engine(),
-        engine(FAULT),
-        REQUEST,
-        "runtime_differential",
-        "runtime_regression",
-        lambda *_: None,
-    ).run()
+    found = compared(engine(), engine(FAULT)).run()
     assert found.tokens.status == "first_mismatch_found"
     assert found.reproduction.status == "reproduction_verified"
     assert found.layers.status == "unsupported_checkpoint_layout"
     assert found.stages is None
+    assert verdict_of(found) == "REGRESSION"
+    assert verdict_of(compared(engine(), engine()).run()) == "PASS"
 
 
 def test_results_are_deterministic():

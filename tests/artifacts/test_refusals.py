@@ -124,3 +124,56 @@ def test_capture_that_a_manifest_binds_in_part_is_refused_in_every_sibling(kind)
         refused(load, part, "expected all three intra-layer fields or none")
     alone = changed(kind, ("manifest.runtime.layer_checkpoints_enabled", False))
     refused(load, alone, "expected layer checkpoints with the intra-layer capture")
+
+
+@pytest.mark.contract("LIS-1", "LIS-62", "LIS-86")
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("key", ["schema", "kind"])
+def test_document_without_its_identity_is_refused(kind, key):
+    expected = {"schema": "lis.execution_artifact/v1", "kind": kind}[key]
+    text = f"`$.{key}`: error[CKE862]: expected `{expected}`, got `None`"
+    refused(LOADERS[kind], changed(kind, (key, DELETE)), text)
+
+
+@pytest.mark.contract("LIS-19", "LIS-60", "LIS-79", "LIS-98", "LIS-104")
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tensor_payload", "tensor_values", "values", "samples", "tensor_samples", "prompt",
+        "prompt_text", "raw_prompt_text", "generated_text", "absolute_path", "absolute_paths",
+        "model_path", "logits", "logits_dump", "activations", "activation_dump", "telemetry",
+        "dashboard", "perf_summary", "forced_prefix_token_ids", "forced_tokens",
+    ],
+)  # fmt: skip
+def test_payload_is_refused_wherever_it_stands(kind, key):
+    for path in (f"manifest.{key}", key):
+        refused(LOADERS[kind], changed(kind, (path, None)), f"`{key}` is prohibited in an artifact")
+    refused(LOADERS[kind], changed(kind, ("note", [{key: 1}])), f"`$.note[0].{key}`")
+
+
+@pytest.mark.contract("LIS-19", "LIS-64", "LIS-79")
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("run_report", ("layer_trace", "decode_trace", "intra_layer_trace")),
+        ("decode_trace", ("report", "layer_trace", "intra_layer_trace")),
+        ("layer_trace", ("report", "decode_trace")),
+    ],
+)
+def test_artifact_does_not_hold_what_its_siblings_are_for(kind, keys):
+    for key in keys:
+        refused(LOADERS[kind], changed(kind, (key, [])), f"a {kind} does not hold `{key}`")
+    if kind == "run_report":
+        for key in keys:
+            inner = changed(kind, (f"report.{key}", []))
+            refused(LOADERS[kind], inner, f"`$.report.{key}`")
+
+
+@pytest.mark.contract("LIS-17", "LIS-78", "LIS-104")
+@pytest.mark.parametrize("kind", LOADERS)
+def test_text_that_is_a_path_is_refused(kind):
+    for text in ("/root/x", "\\\\host\\x", "C:\\x"):
+        refused(LOADERS[kind], changed(kind, ("note", text)), "expected no absolute path")
+    for text in ("a/b", "C:x", "x"):
+        LOADERS[kind](changed(kind, ("note", text)), PATH)

@@ -133,6 +133,13 @@ def test_prefix_that_contradicts_itself_is_refused(path, value):
     refused(load_run_report, put(document("run_report", FORCED), f"forced_prefix.{path}", value))
 
 
+@pytest.mark.contract("LIS-61")
+def test_prompt_of_a_prefix_is_that_of_the_report():
+    found = put(document("run_report", FORCED), "forced_prefix.prompt_token_count", 4)
+    put(found, "forced_prefix.context_position", 7)
+    refused(load_run_report, found, "prompt_token_count`: error[CKE862]: expected 3, got 4")
+
+
 @pytest.mark.contract("LIS-58")
 def test_binding_file_has_exact_keys_and_a_bound(tmp_path):
     path = tmp_path / "binding.json"

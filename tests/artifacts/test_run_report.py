@@ -17,6 +17,7 @@ from cke.artifacts.fingerprints import (
     runtime_fingerprint,
     token_digest,
 )
+from cke.artifacts.markdown import render_markdown
 from cke.artifacts.reading import load_run_report, read_run_report
 from cke.artifacts.refusal import ArtifactError
 from cke.artifacts.seeded import SeededEngine
@@ -247,6 +248,7 @@ def test_two_runs_differ_by_their_set_id_alone():
     for kind in ("report", "trace", "layers"):
         one, two = (encode(getattr(item, kind)).decode() for item in (first, second))
         assert one.replace(ids[0], "") == two.replace(ids[1], "")
+    assert render_markdown(first.report) == render_markdown(second.report)
 
 
 @pytest.mark.contract("LIS-18")

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 
 from cke.artifacts.attempt import Attempt
+from cke.artifacts.fingerprints import struct_sha
 from cke.artifacts.outside import CommandRunner, RecordedRunner, flags
-from cke.artifacts.refusal import ArtifactError
+from cke.artifacts.refusal import ArtifactError, refuse_unsupported
 from cke.artifacts.seeded import SeededEngine
 from cke.artifacts.verdict import EXIT_CODES, Setting, build_report, exit_code, verdict_of
-from cke.artifacts.verify import EngineRunner, Findings
+from cke.artifacts.verify import ROLES, Captured, EngineRunner, Findings
 from cke.artifacts.writing import write_artifact
 from cke.cli import main
 from cke.cli.verify import Common, attempt
@@ -27,7 +28,7 @@ from cke.errors import Diagnostic
 from cke.schemas.reading import decode
 from cke.schemas.verification_report import LedgerRecord, VerificationReport
 from tests.artifacts.documents import PLAIN
-from tests.artifacts.generations import FAULT, generation, workflow
+from tests.artifacts.generations import FAULT, REQUEST, compared, edited, generation, workflow
 from tests.artifacts.test_requests import FORCED
 
 SETTING = Setting(
@@ -90,6 +91,24 @@ def test_folder_and_ledger_are_private_and_the_ledger_has_no_gap(tmp_path):
     assert (folder / "original_pair_reference_report.json").is_file()
 
 
+@pytest.mark.contract("LIS-149", "LIS-129", "LIS-130")
+def test_ledger_and_retained_runs_name_every_stage_in_order(tmp_path):
+    options = ["--scenario", "regression", "--out", str(tmp_path / "v"), "--debug-retain"]
+    main(["verify", "demo", *options])
+    folder, report = report_of(tmp_path / "v")
+    pairs = ("original_pair", "reproduction_pair", "recapture_original", "recapture_reproduction")
+    one, two, three, four = ([f"{pair}_{role}" for role in ROLES] for pair in pairs)
+    assert [item.name for item in report.stages] == [
+        "attempt", "runtimes", *one, "pass0", "pass1", *two, "pass2", "pass3a",
+        *three, "pass0", "pass1", *four, "pass2", "pass3b", "pass4", "attempt",
+    ]  # fmt: skip
+    assert {path.name for path in folder.iterdir()} == {
+        "ledger.jsonl", "report.json", "report.md",
+        *(f"{name}_report.json" for name in (*one, *two, *three, *four)),
+        *(f"{name}_layers.json" for name in (*two, *three, *four)),
+    }  # fmt: skip
+
+
 @pytest.mark.contract("LIS-149")
 def test_exit_codes_are_those_of_the_format():
     assert EXIT_CODES == {
@@ -115,6 +134,137 @@ def test_verdict_follows_the_tokens_whatever_comes_after():
     ):
         tokens = msgspec.structs.replace(found.tokens, status=status)
         assert verdict_of(Findings(found.calibration, tokens)) == verdict
+
+
+def test_verdict_reason_and_action_are_those_of_the_last_result(tmp_path):
+    found = workflow()[0]
+    results = (found.calibration, found.tokens, found.reproduction, found.layers, found.stages)
+    attempt = Attempt(tmp_path)
+    where = ("the token mismatch", "the token mismatch", "layer 2, at step 6",
+             f"layer 2, {found.stages.interval.notation}, at step 6")  # fmt: skip
+    reasons = (found.tokens.status, found.reproduction.status, found.layers.status,
+               found.stages.reason)  # fmt: skip
+    for count, (place, reason) in enumerate(zip(where, reasons, strict=True), 2):
+        for level, how in (
+            ("demo", "as `cke xray` does for a model"),
+            ("backend", "with the `cke xray` command that was printed"),
+        ):
+            setting = msgspec.structs.replace(SETTING, level=level)
+            report = build_report(attempt, setting, Findings(*results[:count]))
+            assert (report.verdict, report.reason) == ("REGRESSION", reason)
+            assert report.next_action == f"diagnose {place}, {how}"
+    blocked = msgspec.structs.replace(found.stages, interval=None)
+    report = build_report(attempt, SETTING, Findings(*results[:4], blocked))
+    assert report.next_action.startswith("diagnose layer 2, at step 6, ")
+    unsupported = msgspec.structs.replace(found.layers, target_layer=None)
+    report = build_report(attempt, SETTING, Findings(*results[:3], unsupported))
+    assert report.next_action.startswith("diagnose the token mismatch, ")
+    attempt.close()
+
+
+@pytest.mark.contract("LIS-149")
+@pytest.mark.parametrize(
+    ("status", "verdict", "action"),
+    [
+        (None, "HARNESS_ERROR", "read the message, and run the comparison again"),
+        ("unsupported_comparison", "UNSUPPORTED",
+         "compare a model whose runs the artifacts describe"),
+        ("inconclusive", "INCONCLUSIVE",
+         "make both runs comparable in what the preflight names, and run again"),
+        ("token_equivalent_on_observed_range", "PASS", None),
+    ],
+)  # fmt: skip
+def test_action_follows_a_verdict_that_is_no_regression(status, verdict, action, tmp_path):
+    found = workflow()[0]
+    tokens = status and msgspec.structs.replace(found.tokens, status=status)
+    attempt = Attempt(tmp_path)
+    report = build_report(attempt, SETTING, Findings(found.calibration, tokens))
+    assert (report.verdict, report.next_action) == (verdict, action)
+    assert report.reason == (status or "no run was compared")
+    attempt.close()
+
+
+class Changing(EngineRunner):
+    """Runs an engine with the fault; `change` may put another run in the place of each."""
+
+    def __init__(self, change):
+        super().__init__(SeededEngine(fault=FAULT))
+        self.change = change
+        self.count = 0
+
+    def run(self, request):
+        self.count += 1
+        return self.change(request, super().run(request))
+
+
+@pytest.mark.contract("LIS-149")
+@pytest.mark.parametrize(
+    ("failure", "action"),
+    [
+        (lambda: fail(), "read the message, and run the comparison again"),
+        (lambda: refuse_unsupported("the disk is gone"),
+         "compare a model whose runs the artifacts describe"),
+    ],
+)  # fmt: skip
+def test_mismatch_stays_a_regression_though_a_later_run_fails(failure, action, tmp_path):
+    def change(request, run):
+        return failure() if request.checkpoint_step else run
+
+    runners = (EngineRunner(SeededEngine()), Changing(change))
+    assert attempt(Common(out=tmp_path / "v"), SETTING, REQUEST, lambda: runners) == 4
+    report = report_of(tmp_path / "v")[1]
+    assert (report.verdict, report.reason) == ("REGRESSION", "the disk is gone")
+    assert report.next_action == action
+
+
+@pytest.mark.contract("LIS-149", "LIS-130")
+def test_mismatch_that_the_fresh_runs_do_not_have_stays_a_regression(tmp_path):
+    healthy = EngineRunner(SeededEngine())
+
+    def change(request, run):
+        return run if request.intra_layer is None else healthy.run(request)
+
+    runners = (healthy, Changing(change))
+    assert attempt(Common(out=tmp_path / "v"), SETTING, REQUEST, lambda: runners) == 4
+    report = report_of(tmp_path / "v")[1]
+    assert report.token_localization.generated_index == 5
+    assert report.layer_localization.target_layer == FAULT.layer
+    assert report.intra_layer_localization.status == "comparison_blocked_by_pass3"
+    assert report.reason == "pass4.parent_missing"
+
+
+@pytest.mark.contract("LIS-142", "LIS-141")
+@pytest.mark.parametrize(
+    ("generate", "change", "kind"),
+    [
+        (12, ("report.selected_token_ids", slice(5)), "length_mismatch_or_early_termination"),
+        (70, ("report.selected_token_ids.66", 1), "token_id_mismatch"),
+    ],
+)
+def test_boundary_that_cannot_be_forced_is_not_rerun(generate, change, kind):
+    healthy = EngineRunner(SeededEngine())
+
+    def other(request, _):
+        report = healthy.run(request).report
+        path, new = change
+        ids = list(report.value.report.selected_token_ids)
+        return Captured(edited(report, (path, ids[new] if path.endswith("ids") else ids[66] - new)))
+
+    runner = Changing(other)
+    request = msgspec.structs.replace(REQUEST, generate=generate)
+    found = compared(healthy, runner, request).run()
+    assert (found.tokens.mismatch_kind, found.tokens.pass2_disposition) == (kind, "ready")
+    assert (found.reproduction.reasons, found.layers) == (("no_independent_rerun",), None)
+    assert runner.count == 1
+
+
+@pytest.mark.contract("LIS-61", "LIS-128")
+def test_prefix_of_a_rerun_names_what_it_was_made_from():
+    first, second = generation(0), generation(1)
+    for found, source in ((first, first.tokens), (second, first.layers)):
+        for role in ROLES:
+            prefix = found.rerun[role].report.value.forced_prefix
+            assert prefix.source_localization_ref_sha256 == struct_sha(source)
 
 
 class Broken:
