@@ -18,6 +18,7 @@ help:
 	@echo "make format   format the code"
 	@echo "make golden   rewrite the golden files and published schemas; read the diff"
 	@echo "make xray     diagnose MODEL= against BACKEND=pytorch|llamacpp, into XRAY_OUTPUT_DIR="
+	@echo "make xray-vision-parity   the same for an encoder of images: CHECKPOINT=, PIXELS= a .npy"
 	@echo "make campaign the fidelity of SmolLM2's quantisations, published to CAMPAIGN_OUTPUT_DIR="
 	@echo "make wheel    build the wheel and the sdist, and try the wheel from another folder"
 	@echo "make clean    remove what the targets made here; the user's cache stays"
@@ -97,10 +98,17 @@ campaign:
 	$(BIN)/cke fidelity leaderboard "$(CAMPAIGN_OUTPUT_DIR)/artifact"
 	$(BIN)/cke fidelity publish "$(CAMPAIGN_OUTPUT_DIR)/artifact" "$(CAMPAIGN_OUTPUT_DIR)/published"
 
-# there is no vision circuit with an oracle yet: the target says so, and is no pass
+# of vision, transformers' DINOv2 alone has a circuit: what has none is told so, and is no pass
 xray-vision-parity:
-	@echo "make xray-vision-parity: no vision circuit can be compared yet (BACKEND=$(BACKEND))"
-	@exit 3
+	@test "$(BACKEND)" = pytorch || { \
+	  echo "make xray-vision-parity: no vision circuit for BACKEND=$(BACKEND)"; exit 3; }
+	@test -n "$(CHECKPOINT)" || { \
+	  echo "make xray-vision-parity needs CHECKPOINT=, a model folder"; exit 3; }
+	@test -e "$(CHECKPOINT)" || { \
+	  echo "make xray-vision-parity: there is no model at $(CHECKPOINT)"; exit 3; }
+	@$(PYTHON) tools/environment.py test
+	$(BIN)/cke xray --model "$(CHECKPOINT)" --oracle $(BACKEND) --out "$(XRAY_OUTPUT_DIR)" \
+	  $(if $(PIXELS),--pixels "$(PIXELS)")
 
 clean:
 	rm -rf .venv build dist site *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

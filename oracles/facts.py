@@ -5,9 +5,7 @@ compared. Each finding carries a failure class of the closed list and both sides
 contradiction. `checked` says how much was measured, so that silence is never mistaken for a pass.
 """
 
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -19,10 +17,13 @@ from numpy.typing import NDArray
 from cke.oracles.base import Array
 from cke.oracles.relations import Exchange, check_relations
 from cke.runtime.records import RUN_TO_WIRE, digest
-from cke.runtime.trace_reader import TraceFolder
+from cke.runtime.schedule import Rows, inputs_sha256
+from cke.runtime.trace_reader import TraceFolder, given_inputs
 from cke.schemas.trace import Body, Record
 
 Float = NDArray[np.float64]
+PATCHES = "patch_embedding"
+"""Rows before a class row joins them: fewer than the encoder's, by what the circuit says."""
 Fact = Literal["tokens", "version", "dtype", "shape", "axes", "layers"]
 FactClass = Literal["INPUT_TOKEN_MISMATCH", "IDENTITY_MISMATCH", "DIAGNOSTIC_EXPORT_MAPPING"]
 CLASS_OF: dict[str, FactClass] = {
@@ -111,7 +112,7 @@ def loaded_dtypes(weights: Iterable[tuple[str, Array]]) -> dict[str, int]:
     return counts
 
 
-def declared_tokens(body: Body) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+def declared_tokens(body: Body) -> tuple[Rows, Rows]:
     """Return the prompt's rows and the forced steps, as the schedule's segments hold them."""
     rows: list[list[int]] = [[] for _ in body.segments[0].tokens] if body.segments else []
     forced: list[tuple[int, ...]] = []
@@ -128,8 +129,8 @@ def _tokens(
     side: TraceFolder, tables: list[Array], checked: dict[str, int]
 ) -> Iterator[FactFinding]:
     body = side.trace.body
-    text = json.dumps(declared_tokens(body), separators=(",", ":"))
-    scheduled = hashlib.sha256(text.encode()).hexdigest()
+    given = tuple(record.sha256 for record in given_inputs(body))
+    scheduled = inputs_sha256(*declared_tokens(body), given)
     checked["tokens"] = 1
     if scheduled != body.identity.tokens_sha256:
         yield _finding(
@@ -138,7 +139,7 @@ def _tokens(
             scheduled[:12],
             "the digest of the tokens that the segments hold",
         )
-    for record in body.records:
+    for record in () if given else body.records:
         if record.checkpoint_id == "embedding" and record.tensor_path is not None:
             yield from _embedded(side, record, tables, checked)
 
@@ -260,6 +261,8 @@ def _shapes(side: TraceFolder, checked: dict[str, int]) -> Iterator[FactFinding]
             "T": len(segment.tokens[0]),
             "S": max(segment.cache_token_count),
         }
+        if record.checkpoint_id == PATCHES:
+            del sizes["T"]
         for axis, size in zip(record.axes, record.shape, strict=True):
             checked["shape"] += axis in sizes
             if sizes.get(axis, size) != size:

@@ -22,7 +22,13 @@ from cke.oracles.layout import axes_rank, config_sizes, product_size, unpack_axe
 from cke.oracles.points import FunctionPoint, ModulePoint, Table, table_for, table_sizes
 from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.runtime.records import record_of
-from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
+from cke.runtime.schedule import (
+    CaptureRequest,
+    Pixels,
+    check_pixels,
+    plan_segments,
+    tokens_sha256,
+)
 from cke.schemas.trace import (
     Body,
     CacheLayout,
@@ -55,19 +61,19 @@ class PyTorchOracle:
     def capture(self, request: CaptureRequest, sink: Sink) -> Body:
         """Run the request with hooks, and again without: the outputs must be equal in bits."""
         request = msgspec.structs.replace(request, encode=self.table.encoder)
+        check_pixels(request, self.table.pixels)
         segments = plan_segments(request)
         runs = self._runs(segments)
         sinks = [RowSink() for _ in runs] if len(runs) > 1 else [sink]
         equal, outputs = True, 0
         for run, target in zip(runs, sinks, strict=True):
-            plain = [logits for logits, _ in self._forwards(run)]
+            plain = [result[0] for result, _ in self._forwards(run, request.pixels)]
             recorder = _Recorder(self.table, self.dims, request, target)
             with recorder.attached(self.model):
-                for before, (logits, cache) in zip(
-                    plain, self._forwards(run, recorder.begin), strict=True
-                ):
-                    recorder.outputs(logits, cache)
-                    equal = equal and torch.equal(before, logits)
+                forwards = self._forwards(run, request.pixels, recorder.begin)
+                for before, (result, cache) in zip(plain, forwards, strict=True):
+                    recorder.outputs(result, cache)
+                    equal = equal and torch.equal(before, result[0])
                     outputs += 1
         if len(runs) > 1:
             emit_rows(segments, [item for item in sinks if isinstance(item, RowSink)], sink)
@@ -86,7 +92,7 @@ class PyTorchOracle:
     def logits(self, request: CaptureRequest) -> list[list[Array]]:
         """Return f32[B, T, V] of every segment of every run, without any hook."""
         return [
-            [_to_numpy(logits.float()) for logits, _ in self._forwards(run)]
+            [_to_numpy(result[0].float()) for result, _ in self._forwards(run)]
             for run in self._runs(plan_segments(request))
         ]
 
@@ -124,21 +130,27 @@ class PyTorchOracle:
         return [modules[index * len(modules) // count] for index in range(count)]
 
     def _forwards(
-        self, segments: list[Segment], begin: Callable[[Segment], None] | None = None
-    ) -> Iterator[tuple[torch.Tensor, Any]]:
-        """Yield the logits and the cache of each forward, one after the other."""
+        self,
+        segments: list[Segment],
+        pixels: Pixels | None = None,
+        begin: Callable[[Segment], None] | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield the result and the cache of each forward, one after the other."""
         cache = transformers.DynamicCache(config=self.config if self.table.recurrent else None)
         for segment in segments:
             if begin is not None:
                 begin(segment)
-            given: dict[str, Any] = {"cache": cache, "use_cache": True}
+            given: dict[str, Any] = {}
+            if pixels is not None:
+                given["pixel_values"] = torch.from_numpy(pixels.values)
+            else:
+                given["input_ids"] = torch.tensor(segment.tokens)
+                given["position_ids"] = torch.tensor(segment.positions)
+            if not self.table.encoder:
+                given |= {"cache": cache, "use_cache": True}
             with torch.no_grad():
-                result = self.model(
-                    input_ids=torch.tensor(segment.tokens),
-                    position_ids=torch.tensor(segment.positions),
-                    **({} if self.table.encoder else given),
-                )
-            yield result[0], cache
+                result = self.model(**given)
+            yield result, cache
 
     def _body(self, request: CaptureRequest, equal: bool, outputs: int) -> Body:
         dtypes: dict[str, int] = {}
@@ -256,10 +268,11 @@ class _Recorder:
         self.order = 0
         self.layer = -1
 
-    def outputs(self, logits: torch.Tensor, cache: Any) -> None:
-        """Record the model's own output, and what only its cache shows."""
-        if not self.table.encoder:
-            self._keep("logits", None, logits, "B T V")
+    def outputs(self, result: Any, cache: Any) -> None:
+        """Record the model's own outputs, and what only its cache shows."""
+        for name, shown in self.table.model.items():
+            if not shown.module:
+                self._seen(name, None, result, shown)
         held = {"cache_key": "keys", "cache_value": "values"}
         for role, point in self.table.cache.items():
             for layer, item in enumerate(cache.layers if point.value in held else ()):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from cke.errors import CkeError, Diagnostic, Note, RejectedError
 from cke.oracles.base import Array, Sink
@@ -17,8 +18,13 @@ from cke.oracles.dumps import Dump
 from cke.oracles.layout import unpack_axes
 from cke.oracles.mapping import Entry
 from cke.runtime.records import digest, record_of
-from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
-from cke.runtime.trace_reader import read_trace
+from cke.runtime.schedule import (
+    CaptureRequest,
+    input_records,
+    plan_segments,
+    tokens_sha256,
+)
+from cke.runtime.trace_reader import given_inputs, read_trace
 from cke.schemas.oracle_mapping import DeclaredProducer
 from cke.schemas.trace import Body, Identity, Neutrality, Producer, Segment
 
@@ -39,14 +45,16 @@ class RecordedOracle:
         body = self.side.trace.body
         planned = [_schedule(segment) for segment in plan_segments(request)]
         recorded = [_schedule(segment) for segment in body.segments]
-        if planned != recorded:
+        inputs = [record.sha256 for record in given_inputs(body)]
+        asked = [record.sha256 for record, _ in input_records(request)]
+        if planned != recorded or inputs != asked:
             raise other_tokens(self.side.folder.name, "$.body.segments")
         for record in body.records:
             name = record.checkpoint_id.removeprefix(f"layer.{record.layer}.")
             if record.tensor_path is not None and request.wants(name, record.layer):
                 kept = msgspec.structs.replace(record, tensor_path=None)
                 sink.add(kept, np.asarray(self.side.array(record, digest)))
-        return msgspec.structs.replace(body, records=())
+        return msgspec.structs.replace(body, records=(), inputs=UNSET)
 
     def weights(self) -> Iterator[tuple[str, Array]]:
         """Yield nothing: a trace holds no weights."""

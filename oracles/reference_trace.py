@@ -11,9 +11,10 @@ from cke.oracles.base import Array, Sink
 from cke.runtime.records import record_of, split_id
 from cke.runtime.schedule import (
     CaptureRequest,
+    check_pixels,
+    encoder_inputs,
     plan_segments,
     program_phase,
-    text_inputs,
     tokens_sha256,
 )
 from cke.schemas.manifest import CheckpointBinding, Manifest
@@ -39,11 +40,13 @@ class ReferenceOracle:
         """Run the request, give every capture to `sink`, and return the trace's body."""
         encode = "encode" in {program.phase for program in self.manifest.graph.programs}
         request = msgspec.structs.replace(request, encode=encode)
+        inputs = self.manifest.graph.programs[0].inputs
+        check_pixels(request, any(item.name == "pixels" for item in inputs))
         segments = plan_segments(request)
         state: reference.State | None = None
         for segment in segments:
             phase = program_phase(segment)
-            given = text_inputs(segment) if encode else None
+            given = encoder_inputs(segment, request.pixels) if encode else None
             bindings = self._bindings(phase)
 
             def wanted(checkpoint_id: str, found: Bindings = bindings) -> bool:

@@ -19,8 +19,15 @@ from cke.runtime.drivers import XLA_OPTIONS, Driver
 from cke.runtime.edges import Edges, capture_patterns
 from cke.runtime.loaded_kernels import call_contracts
 from cke.runtime.package import Package
-from cke.runtime.schedule import CaptureRequest, plan_segments, text_inputs
+from cke.runtime.schedule import (
+    CaptureRequest,
+    Pixels,
+    check_pixels,
+    encoder_inputs,
+    plan_segments,
+)
 from cke.runtime.session import Session
+from cke.runtime.state import DTYPES
 from cke.runtime.trace_body import subject_body, threads
 from cke.runtime.written import as_written, held_positions
 from cke.schemas.trace import Body, Identity, Neutrality, Segment
@@ -51,10 +58,12 @@ def capture_subject(subject: Subject, request: CaptureRequest, sink: Sink) -> Bo
     """
     encode = subject.production.package.phases == ("encode",)
     request = msgspec.structs.replace(request, encode=encode)
+    check_pixels(request, takes_pixels(subject.production.package))
     segments = plan_segments(request)
     written: list[Segment] = []
-    first = _run(subject.production, subject, segments, written=written)
-    control = _run(subject.production, subject, segments)
+    pixels = request.pixels
+    first = _run(subject.production, subject, segments, pixels, written=written)
+    control = _run(subject.production, subject, segments, pixels)
     neutrality = Neutrality(
         status="rejected",
         control_equal=first == control,
@@ -143,7 +152,7 @@ class _Gate:
             request = msgspec.structs.replace(request, edges=frozenset({name}))
         contracts = call_contracts(driver.package)
         collector = Collector(Edges(driver.package), request, self.sink, contracts)
-        return _run(driver, self.subject, self.segments, collector)
+        return _run(driver, self.subject, self.segments, request.pixels, collector)
 
 
 def conditions(driver: Driver) -> object:
@@ -161,6 +170,7 @@ def _run(
     driver: Driver,
     subject: Subject,
     segments: tuple[Segment, ...],
+    pixels: Pixels | None,
     collector: Collector | None = None,
     written: list[Segment] | None = None,
 ) -> Outputs:
@@ -169,7 +179,7 @@ def _run(
     `written` takes each segment with what it did to the cache.
     """
     if segments[0].phase == "encode":
-        return _encoded(driver, segments[0], collector, written)
+        return _encoded(driver, segments[0], pixels, collector, written)
     session = Session(
         driver,
         batch=len(segments[0].tokens),
@@ -198,14 +208,19 @@ def _run(
 
 
 def _encoded(
-    driver: Driver, segment: Segment, collector: Collector | None, written: list[Segment] | None
+    driver: Driver,
+    segment: Segment,
+    pixels: Pixels | None,
+    collector: Collector | None,
+    written: list[Segment] | None,
 ) -> Outputs:
     """Return the digests of what a circuit without state gives for one forward."""
     if collector is not None:
         collector.begin(segment)
-    given = text_inputs(segment)
+    given = encoder_inputs(segment, pixels)
     inputs = {
-        item.name: jnp.asarray(given[item.name]) for item in driver.package.program("encode").inputs
+        item.name: jnp.asarray(given[item.name], DTYPES[item.type.dtype])
+        for item in driver.package.program("encode").inputs
     }
     watch = None if collector is None else collector.watch
     found = driver.run("encode", {}, inputs, watch=watch).outputs
@@ -214,6 +229,11 @@ def _encoded(
     if written is not None:
         written.append(segment)
     return {f"segment.0.output.{index}": bits(item) for index, item in enumerate(found)}
+
+
+def takes_pixels(package: Package) -> bool:
+    """Return whether the package encodes images."""
+    return any(item.name == "pixels" for item in package.calls.programs[0].inputs)
 
 
 def bits(array: object) -> str:

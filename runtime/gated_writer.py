@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.runtime.trace_writer import Mark, TraceWriter, check_free
+from cke.runtime.trace_writer import Given, Mark, TraceWriter, check_free
 from cke.schemas.trace import Body, Record, Trace
 
 REJECTED = ".rejected"
@@ -68,7 +68,7 @@ class GatedWriter:
         self.rejected = self.writer
         self.writer = TraceWriter(self.out, self.expected)
 
-    def close(self, body: Body) -> Trace:
+    def close(self, body: Body, inputs: Given = ()) -> Trace:
         """Finish both folders; the rejected one first, so that it is there when `out` is."""
         if self.rejected is not None:
             kept = body.neutrality.status == "evidence_program"
@@ -79,5 +79,5 @@ class GatedWriter:
                 isolated=(),
                 rejected=(),
             )
-            self.rejected.close(msgspec.structs.replace(body, neutrality=label))
-        return self.writer.close(body)
+            self.rejected.close(msgspec.structs.replace(body, neutrality=label), inputs)
+        return self.writer.close(body, inputs)

@@ -13,11 +13,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cke.errors import CkeError, Diagnostic
-from cke.runtime.records import join_id
-from cke.schemas.trace import Level, Phase, Segment
+from cke.errors import CkeError, Diagnostic, Note
+from cke.runtime.records import digest, join_id, record_of
+from cke.schemas.trace import Level, Phase, Record, Segment
 
 PADDING = -1
+Inputs = dict[str, NDArray[Any]]
+Rows = tuple[tuple[int, ...], ...]
+
+
+class Pixels:
+    """What an encoder of images is given: f32[B, Z, I, J], as its processor made them.
+
+    Two are equal when their bytes are.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.values: NDArray[np.float32] = np.ascontiguousarray(values, np.float32)
+        self.sha256 = digest(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pixels) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
 
 
 class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +47,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     `edges` are names of checkpoints without their layer, or whole ids, None for all; `layers`
     None for all. `encode` says that the circuit has no state: one forward over whole rows. The
     level `summary` keeps numbers of every edge in place of its values, and with `digests` the hash
-    of its bytes.
+    of its bytes. With `pixels` a token is a row of the encoder, all of them 0.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -40,6 +59,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     level: Level = "tensor"
     digests: bool = True
     encode: bool = False
+    pixels: Pixels | None = None
 
     def wants(self, name: str, layer: int | None) -> bool:
         """Return whether the edge `name` of `layer` is asked for."""
@@ -105,8 +125,10 @@ def program_phase(segment: Segment) -> Phase:
     return "decode" if len(segment.tokens[0]) == 1 else "prefill"
 
 
-def text_inputs(segment: Segment) -> dict[str, NDArray[Any]]:
+def encoder_inputs(segment: Segment, pixels: Pixels | None = None) -> Inputs:
     """Return the inputs by name of a forward without state; every token is of the first type."""
+    if pixels is not None:
+        return {"pixels": pixels.values}
     tokens = np.asarray(segment.tokens, np.int32)
     positions = np.asarray(segment.positions, np.int32)
     return {
@@ -115,6 +137,31 @@ def text_inputs(segment: Segment) -> dict[str, NDArray[Any]]:
         "positions": np.maximum(positions, 0),
         "valid": positions >= 0,
     }
+
+
+def input_records(request: CaptureRequest) -> tuple[tuple[Record, NDArray[Any]], ...]:
+    """Return what the request gives beside tokens, with a record of each."""
+    if request.pixels is None:
+        return ()
+    values = request.pixels.values
+    axes = ("B", "Z", "I", "J")
+    record = record_of(values, name="pixels", layer=None, phase="encode", segment=0, axes=axes)
+    return ((record, values),)
+
+
+def check_pixels(request: CaptureRequest, wanted: bool) -> None:
+    """Refuse a request of tokens for an encoder of images, and one of pixels for any other."""
+    if wanted == (request.pixels is not None):
+        return
+    expected, got = ("pixels", "tokens") if wanted else ("tokens", "pixels")
+    help = "give them with --pixels FILE.npy" if wanted else "give --tokens or --prompt"
+    raise CkeError(
+        Diagnostic(
+            code="CKE701",
+            message=f"the model expects {expected}, got {got}",
+            notes=(Note(help, label="help"),),
+        )
+    )
 
 
 def _check(request: CaptureRequest) -> None:
@@ -137,6 +184,12 @@ def _bad(message: str) -> CkeError:
 
 
 def tokens_sha256(request: CaptureRequest) -> str:
-    """Return the digest of the tokens, rows and forced steps included."""
-    text = json.dumps([request.tokens, request.forced], separators=(",", ":"))
+    """Return the digest of the tokens, rows, forced steps and pixels included."""
+    pixels = () if request.pixels is None else (request.pixels.sha256,)
+    return inputs_sha256(request.tokens, request.forced, pixels)
+
+
+def inputs_sha256(tokens: Rows, forced: Rows, given: tuple[str | None, ...]) -> str:
+    """Return the digest of rows of tokens, of forced steps, and of the digests of other inputs."""
+    text = json.dumps([tokens, forced, *given], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -4,13 +4,14 @@ Metadata comes first: the document, its hash, then the headers of the tensor fil
 records. Values are mapped, not loaded; a tensor's digest is checked when it is opened.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note, RejectedError
@@ -18,7 +19,7 @@ from cke.runtime.trace_writer import DOCUMENT, PARTIAL, SAFETENSORS_DTYPES, body
 from cke.runtime.weights.located import LocatedTensor
 from cke.runtime.weights.safetensors_header import read_header
 from cke.schemas.reading import read_json
-from cke.schemas.trace import SCHEMA, VERSION, Record, Trace
+from cke.schemas.trace import SCHEMA, VERSION, Body, Record, Trace
 
 Array = NDArray[np.generic]
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -58,13 +59,27 @@ class TraceFolder:
         return self._places[record.tensor_path]
 
 
+def placed_records(trace: Trace) -> Iterator[tuple[str, Record]]:
+    """Yield every record of a trace with its JSON path: captures, then inputs."""
+    body = trace.body
+    groups = {"records": body.records, "inputs": given_inputs(body)}
+    for name, records in groups.items():
+        for index, record in enumerate(records):
+            yield f"$.body.{name}[{index}]", record
+
+
+def given_inputs(body: Body) -> tuple[Record, ...]:
+    """Return what the run of a trace was given beside tokens."""
+    return () if body.inputs is UNSET else body.inputs
+
+
 def digest_differs(side: TraceFolder, record: Record) -> RejectedError:
     """Return the error of a tensor whose bytes are not those of its record."""
-    index = side.trace.body.records.index(record)
+    path = next(path for path, item in placed_records(side.trace) if item == record)
     return _rejected(
         "CKE709",
         side.folder,
-        f"$.body.records[{index}].sha256",
+        f"{path}.sha256",
         f"expected the digest {record.sha256}, got other bytes in `{record.tensor_path}`",
     )
 
@@ -109,8 +124,8 @@ def _typed(folder: Path, raw: Any) -> Trace:
 def _places(folder: Path, trace: Trace) -> dict[str, tuple[Path, int]]:
     headers: dict[str, dict[str, LocatedTensor]] = {}
     places: dict[str, tuple[Path, int]] = {}
-    for index, record in enumerate(trace.body.records):
-        path = f"$.body.records[{index}].tensor_path"
+    for where, record in placed_records(trace):
+        path = f"{where}.tensor_path"
         _check_level(folder, path, record)
         if record.tensor_path is None:
             continue
@@ -179,9 +194,9 @@ def _header(folder: Path, trace: Trace, file: Path, path: str) -> dict[str, Loca
     except CkeError as error:
         first = error.diagnostics[0]
         key = "" if first.path is None else f"#{first.path}"
-        for index, record in enumerate(trace.body.records):
+        for where, record in placed_records(trace):
             if key and (record.tensor_path or "").endswith(key):
-                path = f"$.body.records[{index}].tensor_path"
+                path = f"{where}.tensor_path"
         message = f"`{file.name}{key}`: {first.message}"
         raise _rejected("CKE707", folder, path, message) from None
 

@@ -34,6 +34,7 @@ SAFETENSORS_DTYPES = {
 }
 _ROW = 256
 Content = tuple[str | None, str, tuple[int, ...]]
+Given = tuple[tuple[Record, NDArray[Any]], ...]
 Mark = tuple[int, int, int]
 """How many records and tensors there are, and where the data ends."""
 
@@ -126,9 +127,19 @@ class TraceWriter:
         self.partial.rename(partial)
         self.out, self.partial = out, partial
 
-    def close(self, body: Body) -> Trace:
-        """Write the header and the document, sync, and give the folder its name."""
+    def close(self, body: Body, inputs: Given = ()) -> Trace:
+        """Write the header and the document, sync, and give the folder its name.
+
+        `inputs` are tensors that the run was given, which the trace keeps as such.
+        """
+        given = []
+        for record, array in inputs:
+            key = f"inputs/{record.checkpoint_id}"
+            self._append(key, record, array)
+            given.append(msgspec.structs.replace(record, tensor_path=f"{TENSORS}#{key}"))
         body = msgspec.structs.replace(body, records=tuple(self.records))
+        if given:
+            body = msgspec.structs.replace(body, inputs=tuple(given))
         trace = Trace(
             schema=SCHEMA,
             version=VERSION,

@@ -38,9 +38,12 @@ def valid_mask(axes: tuple[str, ...], shape: tuple[int, ...], segment: Segment) 
 def canonical_shape(
     shape: tuple[int, ...], axes: tuple[str, ...], segment: Segment
 ) -> tuple[int, ...]:
-    """Return the shape without bucket padding: T of the segment, S of what is cached."""
+    """Return the shape without bucket padding: T of the segment, S of what is cached.
+
+    An edge may have fewer rows than the segment, as the patches of an image before the first one.
+    """
     sizes = {"T": len(segment.tokens[0]), "S": max(segment.cache_token_count)}
-    return tuple(sizes.get(name, size) for name, size in zip(axes, shape, strict=True))
+    return tuple(min(sizes.get(name, size), size) for name, size in zip(axes, shape, strict=True))
 
 
 def _along(values: Mask, axes: tuple[str, ...], shape: tuple[int, ...], *names: str) -> Mask:

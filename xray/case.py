@@ -149,7 +149,10 @@ class Case:
     def _measure(self, report: Report) -> None:
         self.report = report
         for row in report.rows:
-            self.rows.setdefault((row.segment, row.checkpoint_id, row.role), row)
+            key = (row.segment, row.checkpoint_id, row.role)
+            held = self.rows.get(key)
+            if held is None or held.metrics is None:
+                self.rows[key] = row
         for ranking in report.rankings:
             self.rankings.setdefault(ranking.segment, ranking)
 

@@ -131,7 +131,7 @@ def _all(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]
         operands = [
             bench.oracle.value(graph, judged.segment, Site(step, name))
             for name in op.inputs
-            if name
+            if name and graph.is_edge(step, name)
         ]
         if len(operands) == 2 and all(
             item is not None and item.shape == judged.oracle.shape for item in operands

@@ -19,8 +19,13 @@ from cke.xray.streams import TILE, TensorStream, opened
 from cke.xray.tiles import Tile, tiles
 from cke.xray.validity import valid_elements
 
-ATTENTION_SUMS = ("post_attention_norm_output", "attention.attention_output_projection")
-MLP_SUMS = ("post_mlp_norm_output", "mlp.mlp_down_projection")
+ATTENTION_SUMS = (
+    "layer_scale_attention",
+    "post_attention_norm_output",
+    "attention.attention_output_projection",
+)
+MLP_SUMS = ("layer_scale_mlp", "post_mlp_norm_output", "mlp.mlp_down_projection")
+"""What a residual adds, the last operation on it first."""
 Records = dict[tuple[int, int | None, str], Record]
 
 

@@ -73,7 +73,8 @@ def diff_traces(
     rankings = tuple(_rankings(subject, oracle))
     flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
     compared = [row for row in rows if row.metrics is not None]
-    verdict, status = _verdict(rows, rankings)
+    encoder = all(item.phase == "encode" for item in subject.trace.body.segments)
+    verdict, status = _verdict(rows, rankings, encoder)
     body = oracle.trace.body
     return Report(
         verdict=verdict,
@@ -356,11 +357,13 @@ def _is_first(side: TraceFolder, record: Record, chosen: NDArray[np.int64]) -> N
     return result
 
 
-def _verdict(rows: list[Row], rankings: tuple[Ranking, ...]) -> tuple[Verdict | None, Any]:
+def _verdict(
+    rows: list[Row], rankings: tuple[Ranking, ...], encoder: bool
+) -> tuple[Verdict | None, Any]:
     """Return the verdict; a row that summaries leave open is missing evidence, never a pass."""
     compared = any(row.metrics is not None for row in rows)
     decided = compared and all(row.status != "summary" for row in rows)
-    status = "complete" if decided and rankings else "incomplete"
+    status = "complete" if decided and (rankings or encoder) else "incomplete"
     flips = any(ranking.flips for ranking in rankings)
     if status == "incomplete" and not flips:
         return None, status

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from cke.oracles.points import ARCHITECTURES, family_names
 from cke.runtime.records import RUN_TO_WIRE, split_id
+from cke.runtime.trace_reader import given_inputs
 from cke.schemas.manifest import Manifest
 from cke.schemas.trace import Body, Record, Segment
 from cke.xray.diff import layout_fault
@@ -32,6 +33,16 @@ def _binding(subject: Body, oracle: Body) -> Iterator[Finding]:
                 f"{len(_all_tokens(oracle))}: {_first_difference(subject, oracle)}",
             ),
         )
+    mine, theirs = ({r.checkpoint_id: r.sha256 for r in given_inputs(s)} for s in (subject, oracle))
+    for item in sorted(mine.keys() | theirs.keys()):
+        if mine.get(item) != theirs.get(item):
+            yield Finding(
+                failure_class="INPUT_TOKEN_MISMATCH",
+                because=(
+                    f"`{item}` of the subject are {str(mine.get(item))[:12]}, those of the oracle "
+                    f"{str(theirs.get(item))[:12]} (sha256)",
+                ),
+            )
     yield from _identity(subject, oracle)
     for name, side in (("subject", subject), ("oracle", oracle)):
         if side.neutrality.control_equal is False:

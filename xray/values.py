@@ -1,10 +1,11 @@
-"""Values of a trace by graph edge, and what a schedule alone determines: tokens and positions."""
+"""Values of a trace by graph edge, and what the run was given: tokens, positions, pixels."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cke.runtime.records import digest
-from cke.runtime.trace_reader import TraceFolder
+from cke.runtime.schedule import encoder_inputs
+from cke.runtime.trace_reader import TraceFolder, given_inputs
 from cke.schemas.trace import Record, Segment
 from cke.xray.graph import ProgramGraph, Site
 
@@ -76,12 +77,15 @@ class TraceValues:
         return np.ascontiguousarray(array)
 
     def _input(self, segment: int, name: str) -> Array | None:
+        for folder in self.folders:
+            for record in given_inputs(folder.trace.body):
+                if record.checkpoint_id == name:
+                    return folder.array(record, digest)
         source = self.segments[segment]
-        if name == "tokens":
-            return np.asarray(source.tokens, np.int32)
-        if name == "positions":
-            return np.asarray(source.positions, np.int32)
-        return None
+        if source.phase == "encode":
+            return encoder_inputs(source).get(name)
+        given = {"tokens": source.tokens, "positions": source.positions}
+        return np.asarray(given[name], np.int32) if name in given else None
 
 
 def key_positions(segments: tuple[Segment, ...], segment: int) -> Array:

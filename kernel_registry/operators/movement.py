@@ -129,6 +129,6 @@ TAKE = Operator(
     name="take",
     summary="One index of an axis, which goes away.",
     inputs=(Operand("x"),),
-    attributes=(AXIS, Attribute(name="at", kind="int")),
+    attributes=(AXIS, Attribute(name="at", kind="int", alternatives=(0, -1))),
     shape_rule=_take,
 )

@@ -48,8 +48,9 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cache` are the roles of `attention.kv_append`; `experts` is the module of a layer whose
     function is registered; `sizes` are dimensions by the key of the config that has them; with
-    `recurrent`, some layers keep a state in place of keys and values. An `encoder` has no state;
-    with `repeated`, one module is several layers in turn.
+    `recurrent`, some layers keep a state in place of keys and values. An `encoder` has no state,
+    and takes images with `pixels`; with `repeated`, one module is several layers in turn. A point
+    of the model without a module is its result, or an `item` of that.
     """
 
     layers: str
@@ -63,6 +64,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: dict[str, str] = {}
     recurrent: bool = False
     encoder: bool = False
+    pixels: bool = False
     repeated: bool = False
 
 

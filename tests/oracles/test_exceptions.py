@@ -10,7 +10,7 @@ from cke.oracles.open import LIVE
 from cke.oracles.points import graph_table
 from cke.schemas.manifest import Manifest
 
-BUILT_ON_DEMAND = ("albert", "bert", "cohere2", "granite_hybrid")
+BUILT_ON_DEMAND = ("albert", "bert", "cohere2", "dinov2", "granite_hybrid")
 """Families outside the library; the parity test holds that their rows are needed."""
 
 

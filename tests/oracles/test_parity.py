@@ -8,6 +8,7 @@ import pytest
 
 import cke.api
 from cke.api.evidence import oracle_trace, subject_trace
+from cke.api.requests import default_request
 from cke.errors import CkeError
 from cke.oracles.exceptions import exceptions, explained
 from cke.runtime.records import split_id
@@ -24,8 +25,6 @@ REQUEST = CaptureRequest(
 )
 WHOLE = CaptureRequest(tokens=REQUEST.tokens)
 ENCODERS = ("bert", "albert")
-TEXT = tuple(family for family in FAMILIES if family != "dinov2")
-"""A trace is of tokens; DINOv2 takes pixels."""
 SHORT = CaptureRequest(tokens=((1, 2, 3, 4, 5, 6, 7, 8),), forced=((10,),))
 SMOLLM2 = CaptureRequest(
     tokens=((1, 4093, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308),),
@@ -52,6 +51,13 @@ def unexplained(report: Report, oracle: str, family: str, dtype: str) -> list[st
 def _subject(folder: Path, dtype: str, request: CaptureRequest, out: Path) -> TraceFolder:
     subject_trace(cke.api.load(folder, dtype=dtype), request, out)
     return read_trace(out)
+
+
+def _request(folder: Path, family: str, otherwise: CaptureRequest) -> CaptureRequest:
+    """Return what a family is given: images, whole rows, or the prompt and its steps."""
+    if family == "dinov2":
+        return default_request(cke.api.load(folder).manifest)
+    return WHOLE if family in ENCODERS else otherwise
 
 
 def _report(
@@ -86,7 +92,7 @@ def test_a_latent_cache_a_state_and_no_state_agree_at_every_checkpoint(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     folder = tiny_model(family)
-    request = WHOLE if family in ENCODERS else REQUEST if family == "deepseek_v3" else SHORT
+    request = _request(folder, family, REQUEST if family == "deepseek_v3" else SHORT)
     side = _subject(folder, "float32", request, tmp_path / "subject")
     assert side.trace.body.neutrality.status == "neutral"
     report = _report(side, folder, "pytorch", "float32", request, tmp_path / "pytorch")
@@ -95,7 +101,7 @@ def test_a_latent_cache_a_state_and_no_state_agree_at_every_checkpoint(
     for item in (item for item in exceptions() if item.family == family):
         assert fnmatch.filter(hidden, item.checkpoint), item
     phases = {segment.phase for segment in side.trace.body.segments}
-    assert phases == ({"encode"} if family in ENCODERS else {"prefill", "decode"})
+    assert phases == ({"encode"} if family in (*ENCODERS, "dinov2") else {"prefill", "decode"})
 
 
 @pytest.mark.slow
@@ -112,12 +118,12 @@ def test_an_encoder_runs_in_one_forward(tiny_model: TinyModel, tmp_path: Path) -
 @pytest.mark.nightly
 @pytest.mark.oracle_torch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", TEXT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_agrees_at_every_checkpoint(
     family: str, dtype: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     folder = tiny_model(family)
-    request = WHOLE if family in ENCODERS else REQUEST
+    request = _request(folder, family, REQUEST)
     side = _subject(folder, dtype, request, tmp_path / "subject")
     assert side.trace.body.neutrality.status == "neutral"
     for oracle in ("pytorch", "reference"):

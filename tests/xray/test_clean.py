@@ -16,10 +16,11 @@ from tests.xray.matrix import CELLS, MODEL_TYPES, REFUSED, SERVED
 
 SPELLED = {"float32": "FP32", "bfloat16": "BF16"}
 NAMED = {"pytorch": "PyTorch", "llamacpp": "llama.cpp"}
-ENCODERS = ("bert", "albert")
+ENCODERS = ("bert", "albert", "dinov2")
 EVERY_TIME = (
     ("pytorch", "llama", "float32"),
     ("pytorch", "bert", "float32"),
+    ("pytorch", "dinov2", "float32"),
     ("pytorch", "mixtral", "float32"),
     ("pytorch", "mixtral", "bfloat16"),
     ("llamacpp", "gemma2", "float32"),

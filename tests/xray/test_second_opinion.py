@@ -118,4 +118,4 @@ def test_a_report_of_other_tokens_or_of_the_same_oracle_is_left_aside(
 def test_oracles_at_hand_are_installed_and_answer_for_the_family(tiny_model: TinyModel) -> None:
     assert oracles_at_hand(tiny_model("llama")) == ("pytorch", "llamacpp")
     assert oracles_at_hand(tiny_model("gemma2")) == ("pytorch",)
-    assert oracles_at_hand(tiny_model("dinov2")) == ()
+    assert oracles_at_hand(tiny_model("dinov2")) == ("pytorch",)

@@ -1,6 +1,5 @@
 """X-Ray on a model or on traces: builds and captures the sides, and hands them to the diagnosis."""
 
-import hashlib
 import os
 import shutil
 import time
@@ -20,13 +19,14 @@ from cke.api.facts import run_dtype
 from cke.api.model import Model, load
 from cke.api.packet_bridge import admit_packet, check_weights, export_command
 from cke.api.report_files import with_folder, with_progress, write_report
+from cke.api.requests import default_request, pixels_request, recorded_request
 from cke.errors import CkeError, Diagnostic, MissingInputError, Note
 from cke.oracles.facts import measured_version
 from cke.oracles.open import open_oracle, oracles_at_hand
 from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
 from cke.runtime.gated_writer import GatedWriter
-from cke.runtime.schedule import CaptureRequest
+from cke.runtime.schedule import CaptureRequest, input_records
 from cke.runtime.trace_reader import TraceFolder, read_trace
 from cke.runtime.trace_writer import TraceWriter
 from cke.runtime.weights.load import Weights
@@ -86,7 +86,7 @@ class ModelSubject:
             context=self.model.context,
         )
         with GatedWriter(out) as writer:
-            writer.close(capture_subject(subject, request, writer))
+            writer.close(capture_subject(subject, request, writer), input_records(request))
         return read_trace(out)
 
     def weight(self, semantic: str) -> np.ndarray:
@@ -122,7 +122,7 @@ class LiveOracle:
             oracle_trace(self.path, self.name, request, out)
         else:
             with TraceWriter(out) as writer:
-                writer.close(self._opened.capture(request, writer))
+                writer.close(self._opened.capture(request, writer), input_records(request))
         return read_trace(out)
 
     def weights(self) -> OracleWeights | None:
@@ -184,6 +184,7 @@ def xray(
     oracle: str | Path,
     out: str | Path,
     tokens: tuple[tuple[int, ...], ...] | None = None,
+    pixels: str | Path | None = None,
     circuit: str | Path | None = None,
     dtype: str = "float32",
     forced: tuple[tuple[int, ...], ...] = (),
@@ -200,7 +201,8 @@ def xray(
     """Diagnose a model against one pinned oracle; report and captures are written under `out`.
 
     `oracle` is `pytorch`, `llamacpp`, `reference`, or a trace folder. `tokens` are rows of IDs;
-    without them a default packet of the vocabulary is used. `oracle_model` is what the oracle
+    without them a default packet of the vocabulary is used. `pixels` is the .npy file of what an
+    encoder of images is given. `oracle_model` is what the oracle
     loads, when that is not the subject's own files. `second` is an earlier report with its sha256.
     `persistent` also compares the decode steps with a full replay of them.
     `since` is an earlier report with its sha256: its failing block is looked at first, and the
@@ -220,11 +222,14 @@ def xray(
         subject = RecordedSubject(loaded, circuit, Path(recorded))
     side = opened_side(oracle, oracle_model or path, run_dtype(dtype))
     known = getattr(subject, "trace", None) or getattr(side, "trace", None)
-    if known is not None and (tokens is None or recorded is not None):
+    given = pixels_request(loaded.manifest, pixels) if pixels is not None else None
+    if tokens is not None:
+        given = CaptureRequest(tokens=tokens)
+    if known is not None and (given is None or recorded is not None):
         request = recorded_request(known)
     else:
-        rows = tokens or default_tokens(loaded)
-        request = CaptureRequest(tokens=rows, segments=segments, forced=forced)
+        made = default_request(loaded.manifest) if given is None else given
+        request = msgspec.structs.replace(made, segments=segments, forced=forced)
     rounds = Path(out) / "rounds"
     shutil.rmtree(rounds, ignore_errors=True)
     start = time.monotonic()
@@ -276,36 +281,6 @@ def opened_side(
             notes=(Note("check the value of --oracle", label="help"),),
         )
     )
-
-
-def recorded_request(trace: TraceFolder) -> CaptureRequest:
-    """Return the request that a trace answers: its prompt, forwards and forced tokens."""
-    segments = trace.trace.body.segments
-    prefill = [item for item in segments if item.phase == "prefill"]
-    rows: list[list[int]] = [[] for _ in prefill[0].tokens]
-    ends: list[int] = []
-    for item in prefill:
-        ends.append((ends[-1] if ends else 0) + len(item.tokens[0]))
-        for row, tokens, positions in zip(rows, item.tokens, item.positions, strict=True):
-            row += [t for t, p in zip(tokens, positions, strict=True) if p >= 0]
-    forced = tuple(
-        tuple(row[0] for row in item.tokens) for item in segments if item.phase == "decode"
-    )
-    return CaptureRequest(
-        tokens=tuple(map(tuple, rows)),
-        segments=tuple(ends) if len(ends) > 1 else (),
-        forced=forced,
-        first_position=max(0, min((p for p in prefill[0].positions[0] if p >= 0), default=0)),
-    )
-
-
-def default_tokens(model: Model) -> tuple[tuple[int, ...], ...]:
-    """Return a packet that shows what one position or one key would hide: 12 tokens, all of use."""
-    size = model.manifest.calls.dims.get("V", 64)
-    seed = int.from_bytes(hashlib.sha256(b"cke.xray.default").digest()[:4], "little")
-    generator = np.random.default_rng(seed)
-    row = generator.integers(1, max(2, size), 12)
-    return (tuple(int(token) for token in row),)
 
 
 def read_second(path: Path) -> tuple[Diagnosis, str]:

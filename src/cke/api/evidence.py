@@ -17,7 +17,7 @@ from cke.runtime.capture import Subject, capture_subject
 from cke.runtime.drivers import Driver, make_driver
 from cke.runtime.edges import select_edges
 from cke.runtime.gated_writer import GatedWriter
-from cke.runtime.schedule import CaptureRequest
+from cke.runtime.schedule import CaptureRequest, input_records
 from cke.runtime.trace_writer import TraceWriter
 from cke.runtime.weights.file_digest import file_sha256
 from cke.runtime.weights.files import ModelFiles
@@ -54,7 +54,7 @@ def subject_trace(
     )
     forwards = max(1, len(request.segments)) + len(request.forced)
     with GatedWriter(out, forwards * _edges(model)) as writer:
-        return writer.close(capture_subject(subject, request, writer))
+        return writer.close(capture_subject(subject, request, writer), input_records(request))
 
 
 def _edges(model: Model) -> int:
@@ -70,7 +70,7 @@ def oracle_trace(
         return _reference_trace(model, request, out)
     opened = open_oracle(oracle, model, short)
     with TraceWriter(out) as writer:
-        return writer.close(opened.capture(request, writer))
+        return writer.close(opened.capture(request, writer), input_records(request))
 
 
 def _reference_trace(path: Path, request: CaptureRequest, out: Path) -> Trace:
@@ -84,7 +84,7 @@ def _reference_trace(path: Path, request: CaptureRequest, out: Path) -> Trace:
     weights = Weights(files, package.manifest.bindings, "f64")
     oracle = ReferenceOracle(package.manifest, weights, identity_of(files))
     with TraceWriter(out) as writer:
-        return writer.close(oracle.capture(request, writer))
+        return writer.close(oracle.capture(request, writer), input_records(request))
 
 
 def identity_of(files: ModelFiles) -> Identity:

@@ -20,7 +20,7 @@ from cke.oracles.mapping import Entry, check_all_used, expand, read_mapping
 from cke.oracles.points import table_for
 from cke.oracles.recorded import DumpOracle, Known, named_axes, other_tokens
 from cke.runtime.records import WIRE_DTYPES, join_id, split_id
-from cke.runtime.schedule import CaptureRequest, plan_segments
+from cke.runtime.schedule import CaptureRequest, input_records, plan_segments
 from cke.runtime.trace_reader import read_trace
 from cke.runtime.trace_writer import TraceWriter
 from cke.runtime.weights.files import ModelFiles, open_model
@@ -41,7 +41,7 @@ def measured_oracle(
         return trace, check_facts(read_trace(out))
     opened = open_oracle(oracle, model, ORACLE_DTYPES.get(dtype) or run_dtype(dtype))
     with TraceWriter(out) as writer:
-        trace = writer.close(opened.capture(request, writer))
+        trace = writer.close(opened.capture(request, writer), input_records(request))
     live = oracle == "pytorch"
     return trace, check_facts(
         read_trace(out),
@@ -90,7 +90,7 @@ def import_dump(
         body = opened.capture(request, writer)
         for item in printed:
             writer.note(_summary(item, request, opened.sizes, known))
-        trace = writer.close(body)
+        trace = writer.close(body, input_records(request))
     tables = lookup_tables(files, package.manifest)
     return trace, check_facts(read_trace(out), tables=tables)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from cke.api.diagnosis import default_tokens
 from cke.api.evidence import oracle_trace, subject_trace
 from cke.api.model import Model, load
+from cke.api.requests import default_request
 from cke.errors import CkeError, Diagnostic, Note
 from cke.errors.files import write_atomically
 from cke.kernel_registry.contract_files import LIFECYCLES, KernelContract, registry
@@ -41,7 +41,7 @@ def promote(
     candidate = contract_of(kernel)
     loaded = load(model, circuit, dtype)
     incumbent = incumbent_of(candidate, loaded)
-    rows = request or CaptureRequest(tokens=default_tokens(loaded), forced=((1,),))
+    rows = request or msgspec.structs.replace(default_request(loaded.manifest), forced=((1,),))
     asked = _exposed(rows, candidate, loaded)
     oracle_trace(model, oracle, asked, out / "oracle", dtype=dtype)
     theirs = read_trace(out / "oracle")

@@ -8,14 +8,11 @@ from pathlib import Path
 import msgspec
 
 from cke.api.build import built_package
-from cke.api.diagnosis import (
-    ModelSubject,
-    opened_side,
-    recorded_request,
-)
+from cke.api.diagnosis import ModelSubject, opened_side
 from cke.api.evidence import identity_of
 from cke.api.model import Model
 from cke.api.report_files import write_report
+from cke.api.requests import recorded_request
 from cke.errors import Diagnostic, Note, RejectedError
 from cke.runtime.records import split_id
 from cke.runtime.schedule import CaptureRequest

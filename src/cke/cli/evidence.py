@@ -30,6 +30,13 @@ def parse_rows(tokens: str) -> tuple[tuple[int, ...], ...]:
     return rows
 
 
+def one_input(tokens: str, prompt: str, pixels: Path | None) -> None:
+    """Refuse more or less than one of what a model can be given."""
+    if sum(map(bool, (tokens, prompt, pixels))) != 1:
+        message = "expected one of `--tokens`, `--prompt` and `--pixels`"
+        raise CkeError(Diagnostic(code="CKE701", message=message))
+
+
 def prompt_tokens(model: Path, tokens: str, prompt: str) -> str:
     """Return the token IDs of `--tokens`, or of `--prompt` by the model's own tokenizer."""
     if bool(tokens) == bool(prompt):
@@ -69,6 +76,16 @@ def request_of(
     )
 
 
+def with_pixels(request: Any, manifest: Any, pixels: Path) -> Any:
+    """Return the request with the images of a file in place of tokens."""
+    import msgspec
+
+    from cke.api.requests import pixels_request
+
+    given = pixels_request(manifest, pixels)
+    return msgspec.structs.replace(request, tokens=given.tokens, pixels=given.pixels)
+
+
 @trace_app.default
 def trace(
     *,
@@ -76,6 +93,7 @@ def trace(
     out: Path,
     tokens: str = "",
     prompt: str = "",
+    pixels: Path | None = None,
     circuit: str | None = None,
     dtype: str = "float32",
     steps: str = "",
@@ -92,6 +110,7 @@ def trace(
     out: the trace folder to write.
     tokens: the prompt's token IDs; rows of a batch are separated by `;`.
     prompt: the prompt as text, in place of token IDs.
+    pixels: for an encoder of images, a .npy file of what its image processor returns.
     circuit: a library circuit or a .circuit file; by default the family of the model's config.
     dtype: float32 or bfloat16.
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
@@ -105,9 +124,13 @@ def trace(
     import cke.api
     from cke.api.evidence import subject_trace
 
-    tokens = prompt_tokens(model, tokens, prompt)
+    one_input(tokens, prompt, pixels)
+    if prompt:
+        tokens = prompt_tokens(model, tokens, prompt)
     loaded = cke.api.load(model, circuit, dtype)
-    request = request_of(tokens, steps, segments, edges, layers, capture)
+    request = request_of(tokens or "0", steps, segments, edges, layers, capture)
+    if pixels is not None:
+        request = with_pixels(request, loaded.manifest, pixels)
     written = subject_trace(loaded, request, out, circuit=circuit)
     body = written.body
     gate = body.neutrality

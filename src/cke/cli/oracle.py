@@ -5,7 +5,7 @@ from typing import Any
 
 from cyclopts import App
 
-from cke.cli.evidence import request_of
+from cke.cli.evidence import one_input, request_of, with_pixels
 
 oracle_app = App(help="Capture what a reference implementation computes for the same tokens.")
 
@@ -15,7 +15,8 @@ def oracle(
     *,
     model: Path,
     oracle: str,
-    tokens: str,
+    tokens: str = "",
+    pixels: Path | None = None,
     out: Path,
     dtype: str = "float32",
     steps: str = "",
@@ -31,6 +32,7 @@ def oracle(
     model: the model folder or .gguf file.
     oracle: pytorch, llamacpp or reference, or a trace folder that was recorded before.
     tokens: the prompt's token IDs; rows of a batch are separated by `;`.
+    pixels: for an encoder of images, a .npy file of what its image processor returns.
     out: the trace folder to write.
     dtype: float32, bfloat16 or float16.
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
@@ -38,7 +40,8 @@ def oracle(
     """
     from cke.api.oracle_evidence import measured_oracle
 
-    request = request_of(tokens, steps, segments)
+    one_input(tokens, "", pixels)
+    request = _given(model, None, pixels, request_of(tokens or "0", steps, segments))
     trace, facts = measured_oracle(model, oracle, request, out, dtype=dtype)
     return _told(trace, facts, out)
 
@@ -48,7 +51,8 @@ def import_(
     dump: Path,
     *,
     model: Path,
-    tokens: str,
+    tokens: str = "",
+    pixels: Path | None = None,
     out: Path,
     mapping: Path | None = None,
     circuit: str | None = None,
@@ -62,6 +66,7 @@ def import_(
     dump: a folder of .npy, .pt or .safetensors files, or a dump of transformers' model debugger.
     model: the model folder or .gguf file that the dump was made of.
     tokens: the token IDs that the dump was made with; rows are separated by `;`.
+    pixels: for an encoder of images, the .npy file that the dump was made with.
     out: the trace folder to write.
     mapping: the TOML file that says which tensor is which checkpoint; see `cke schema
         cke.oracle_mapping`. A dump of the model debugger needs none.
@@ -71,9 +76,21 @@ def import_(
     """
     from cke.api.oracle_evidence import import_dump
 
-    request = request_of(tokens, steps, segments)
+    one_input(tokens, "", pixels)
+    request = _given(model, circuit, pixels, request_of(tokens or "0", steps, segments))
     trace, facts = import_dump(dump, model, request, out, mapping=mapping, circuit=circuit)
     return _told(trace, facts, out)
+
+
+def _given(model: Path, circuit: str | None, pixels: Path | None, request: Any) -> Any:
+    """Return the request, with the images of a file where one is given."""
+    if pixels is None:
+        return request
+    from cke.api.build import built_package
+    from cke.runtime.weights.files import open_model
+
+    manifest = built_package(open_model(model), circuit, "f32").manifest
+    return with_pixels(request, manifest, pixels)
 
 
 def _told(trace: Any, facts: Any, out: Path) -> int:

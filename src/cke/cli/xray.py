@@ -25,6 +25,7 @@ FLAGS = (
     "packet",
     "tokens",
     "prompt",
+    "pixels",
     "steps",
     "segments",
     "dtype",
@@ -32,6 +33,9 @@ FLAGS = (
     "out",
 )
 """Flags of a diagnosis, in the order of the command that reproduces it."""
+
+PATHS = ("subject", "model", "oracle_model", "second_report", "packet", "pixels", "out")
+INPUTS = ("tokens", "prompt", "pixels")
 
 
 @app.default
@@ -47,6 +51,7 @@ def xray(
     packet: Path | None = None,
     tokens: str = "",
     prompt: str = "",
+    pixels: Path | None = None,
     steps: str = "",
     segments: str = "",
     dtype: str = "float32",
@@ -75,6 +80,7 @@ def xray(
     packet: the packet.json of an attention packet, written by the command of an earlier report.
     tokens: the prompt's token IDs; rows of a batch are separated by `;`.
     prompt: the prompt as text, in place of token IDs; without both, a packet made for the purpose.
+    pixels: for an encoder of images, a .npy file of what its image processor returns.
     steps: forced tokens of the decode steps, as `ids of step 1; ids of step 2`.
     segments: end columns of the prefill forwards, for a chunked prefill.
     dtype: float32 or bfloat16.
@@ -163,10 +169,9 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
     for flag, value in zip(words[::2], words[1::2], strict=False):
         name = flag.removeprefix("--").replace("-", "_")
         if name in FLAGS and given.get(name) in (None, "", "float32"):
-            path = name in ("subject", "model", "oracle_model", "second_report", "packet", "out")
-            found[name] = Path(value) if path else value
-    if given["tokens"] or given["prompt"]:
-        found = {name: value for name, value in found.items() if name not in ("tokens", "prompt")}
+            found[name] = Path(value) if name in PATHS else value
+    if any(given[name] for name in INPUTS):
+        found = {name: value for name, value in found.items() if name not in INPUTS}
     return found
 
 
@@ -198,6 +203,7 @@ def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = Non
         oracle=given["oracle"],
         out=given["out"],
         tokens=request.tokens if tokens else None,
+        pixels=given["pixels"],
         circuit=given["circuit"],
         dtype=given["dtype"],
         forced=request.forced,
@@ -220,8 +226,9 @@ def check_flags(given: dict[str, Any]) -> None:
         absent.remove("`--model`")
     if absent:
         raise _usage(f"expected {' and '.join(absent)}, got none")
-    if given["tokens"] and given["prompt"]:
-        raise _usage("expected `--tokens` or `--prompt`, got both")
+    inputs = [f"`--{name}`" for name in ("tokens", "prompt", "pixels") if given[name]]
+    if len(inputs) > 1:
+        raise _usage(f"expected one of `--tokens`, `--prompt` and `--pixels`, got {len(inputs)}")
     for name in ("tokens", "steps", "segments"):
         if given[name].strip():
             parse_rows(given[name])

@@ -158,7 +158,7 @@ class Neutrality(Node, frozen=True):
 
 
 class Body(Node, frozen=True):
-    """All that a trace states."""
+    """All that a trace states; `inputs` are the given tensors that are no tokens: pixels."""
 
     side: Literal["subject", "oracle"]
     producer: Producer
@@ -171,6 +171,7 @@ class Body(Node, frozen=True):
     environment: dict[str, Value]
     neutrality: Neutrality
     edges_total: int | None = None
+    inputs: tuple[Record, ...] | UnsetType = UNSET
 
 
 class Trace(Node, frozen=True):
