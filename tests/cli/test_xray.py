@@ -72,7 +72,7 @@ def test_reports_of_equal_runs_have_equal_bytes(tmp_path: Path) -> None:
         ("xray", "error[CKE901]: expected `--model` and `--oracle` and `--out`, got none"),
         (
             "xray --model m --oracle pytorch --out o --tokens 1 --prompt x",
-            "error[CKE901]: expected `--tokens` or `--prompt`, got both",
+            "error[CKE901]: expected one of `--tokens`, `--prompt` and `--pixels`, got 2",
         ),
         ("xray --model m --oracle pytorch --out o --steps x", "`--tokens` expects IDs"),
         ("xray --model m --oracle pytorch --out o --format xml", "error[CKE906]"),

@@ -202,14 +202,14 @@ def test_tokens_that_were_not_those_declared_are_read_off_the_embedding(
     from cke.oracles.pytorch import PyTorchOracle
 
     class Shifted(PyTorchOracle):
-        def _forwards(self, segments: Any, begin: Any = None) -> Iterator[Any]:
+        def _forwards(self, segments: Any, pixels: Any = None, begin: Any = None) -> Iterator[Any]:
             fed = [
                 msgspec.structs.replace(
                     segment, tokens=tuple(tuple(t + 1 for t in row) for row in segment.tokens)
                 )
                 for segment in segments
             ]
-            yield from super()._forwards(fed, begin)
+            yield from super()._forwards(fed, pixels, begin)
 
     oracle = Shifted(tiny_model(family))
     side = _trace(oracle, tmp_path / "trace")
