@@ -1,7 +1,8 @@
 """The diagnosis: stages in order, then the first divergent edge, its class, its owner, its proof.
 
 A finding in one stage stops the later ones. Captures are asked for in rounds: a sparse set, then
-the edges of the first failing block, then, while nothing local explains it, of the blocks above.
+the edges of the first failing block, then, while nothing local explains it, of the blocks above;
+a circuit line confirmed wrong is also judged in the layers before, where results may hide it.
 """
 
 from collections.abc import Callable
@@ -9,16 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from cke.runtime.records import split_id
+from cke.runtime.records import join_id, split_id
 from cke.runtime.schedule import CaptureRequest
 from cke.schemas.attention_packet import PacketMeasurement
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
 from cke.xray.finding import Finding, open_at
-from cke.xray.graph import ProgramGraph
+from cke.xray.graph import ProgramGraph, Site
 from cke.xray.joins import declared_fault
-from cke.xray.locate import compiled_fault, first_fault
+from cke.xray.local import judge
+from cke.xray.locate import compiled_fault, explain, first_fault
 from cke.xray.packets import weigh_packet, with_packet
 from cke.xray.plan import block_edges, first_round, remaining
 from cke.xray.report import report_of
@@ -111,7 +113,7 @@ def _localise(case: Case, over: Row) -> Finding | None:
                 continue
             finding = first_fault(bench, segment, index)
             if finding is not None:
-                return finding
+                return _earlier(case, graph, index, finding) or finding
         for segment in range(over.segment + 1):
             if case.graph(segment).phase == graph.phase:
                 finding = compiled_fault(bench, segment, index)
@@ -137,6 +139,43 @@ def _block(case: Case, graph: ProgramGraph, index: int) -> Finding | None:
     layers = frozenset() if layer is None else frozenset((layer,))
     where = graph.step_key(index)
     return case.capture(f"the edges of `{where}`", names, layers)
+
+
+def _earlier(case: Case, graph: ProgramGraph, index: int, finding: Finding) -> Finding | None:
+    """Return the finding of the same op in an earlier layer, whose block's result hides it.
+
+    A confirmed change is of a circuit line, which earlier layers share; what it adds to their
+    residual streams may be too small to leave the budget of the sums.
+    """
+    confirmed = finding.owner == "circuit" and finding.confirmed_by is not None
+    if not confirmed or finding.checkpoint_id is None or finding.segment is None:
+        return None
+    name, layer = split_id(finding.checkpoint_id)
+    sites = [
+        site
+        for step in graph.steps[:index]
+        if step.layer is not None and layer is not None
+        if (site := graph.site_of(join_id(name, step.layer), finding.role)) is not None
+    ]
+    wanted = {name}
+    for site in sites:
+        op = graph.producer(site)
+        read = () if op is None else (item for item in op.inputs if item)
+        edges = (Site(site.step, item) for item in read if graph.is_edge(site.step, item))
+        wanted |= {split_id(p.checkpoint_id)[0] for edge in edges for p in graph.points_of(edge)}
+    layers = frozenset(graph.steps[site.step].layer for site in sites) - {None}
+    if not sites:
+        return None
+    broken = case.capture(f"`{name}` of the layers before", frozenset(wanted), layers)
+    if broken is not None:
+        return broken
+    bench = case.bench()
+    for segment in range(finding.segment + 1):
+        for site in sites if case.graph(segment).phase == graph.phase else ():
+            judged = judge(bench, segment, site)
+            if judged is not None and not judged.clean:
+                return explain(bench, judged)
+    return None
 
 
 def _behaviour(case: Case) -> Finding | None:

@@ -1,8 +1,10 @@
 """Whole diagnoses of tiny models: faults in circuits are named, clean models are not."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cke.api.diagnosis import xray
 from tests.models import TinyModel
@@ -42,6 +44,26 @@ def test_a_fault_in_a_circuit_is_named_and_confirmed(
     assert found.confirmed_by.what == fault.changed
     assert found.confirmed_by.after < found.confirmed_by.before
     assert report.status == "complete"
+
+
+@pytest.mark.contract("XRAY-17")
+def test_a_fault_that_the_first_layers_result_hides_is_named_in_the_first_layer(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    fault = FAULTS["rope-base"]
+    folder = shutil.copytree(tiny_model(fault.family), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.o_proj.weight"] *= 0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    circuit = edited(fault, tmp_path / "circuits")
+    report = xray(folder, oracle="pytorch", circuit=circuit, out=tmp_path / "out")
+    assert report.first_divergence is not None
+    assert report.first_divergence.checkpoint_id == fault.checkpoint_id
+    assert [item.purpose for item in report.rounds[1:]] == [
+        "the edges of `layer.1`",
+        "`attention.rope_query_output` of the layers before",
+    ]
+    assert report.rounds[2].layers == (0,)
 
 
 BF16 = ("gate-and-up", "rope-base", "rope-pairing", "attention-scale", "keys-and-values")
