@@ -163,7 +163,8 @@ def _earlier(case: Case, graph: ProgramGraph, index: int, finding: Finding) -> F
         read = () if op is None else (item for item in op.inputs if item)
         edges = (Site(site.step, item) for item in read if graph.is_edge(site.step, item))
         wanted |= {split_id(p.checkpoint_id)[0] for edge in edges for p in graph.points_of(edge)}
-    layers = frozenset(graph.steps[site.step].layer for site in sites) - {None}
+    found = (graph.steps[site.step].layer for site in sites)
+    layers = frozenset(layer for layer in found if layer is not None)
     if not sites:
         return None
     broken = case.capture(f"`{name}` of the layers before", frozenset(wanted), layers)
