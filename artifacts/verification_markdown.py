@@ -17,7 +17,7 @@ def render_verification(report: VerificationReport) -> str:
         "# LIS Verification Report",
         "",
         f"- Verdict: **{report.verdict}** (exit code {report.exit_code})",
-        f"- Reason: `{plain(report.reason)}`",
+        f"- Reason: `{' '.join(map(plain, report.reason.split(' ')))}`",
         f"- Compared: {plain(report.reference)} (reference), {plain(report.candidate)} (candidate)",
         f"- Level: {report.level}; mode {report.mode}; submode {report.submode}",
         f"- Attempt: `{report.attempt_id}`",

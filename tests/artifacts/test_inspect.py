@@ -11,6 +11,7 @@ from cke.artifacts.lines import PREFIXES, run_lines
 from cke.artifacts.seeded import SeededEngine
 from cke.artifacts.writing import write_artifact
 from cke.cli import main
+from cke.errors import CkeError
 from tests.artifacts.documents import PLAIN, document, put, run
 
 PERF = msgspec.structs.replace(PLAIN, perf=True, perf_per_token=True, diagnostics=True)
@@ -41,6 +42,18 @@ def test_trace_kinds_are_refused_by_name(kind, name, tmp_path, capsys):
     )
 
 
+@pytest.mark.contract("LIS-143")
+def test_other_json_is_refused_for_what_it_is(tmp_path):
+    path = tmp_path / "a.json"
+    for text, expected in (
+        (" [1]", "expected an object"),
+        ('{"kind": "intra_layer_localization"}', "not a intra_layer_localization"),
+    ):
+        path.write_text(text)
+        with pytest.raises(CkeError, match=expected):
+            inspect_file(path)
+
+
 @pytest.mark.contract("LIS-39", "LIS-143", "LIS-146", "LIS-156")
 def test_perf_log_is_read_and_other_lines_are_ignored(tmp_path):
     engine = SeededEngine()
@@ -52,6 +65,9 @@ def test_perf_log_is_read_and_other_lines_are_ignored(tmp_path):
     found = parse_perf_log("\n".join(lines))
     assert [len(found[name]) for name in ("stages", "summary", "tokens")] == [7, 1, 8]
     path = tmp_path / "stderr.txt"
+    for prefix in ("lis: perf-stage ", "lis: perf-summary "):
+        path.write_text("\n".join(line for line in lines if line.startswith(prefix)))
+        assert inspect_file(path).kind == "perf_log"
     path.write_text("\n".join(["building", *lines]))
     assert "decode_steady_state" in inspect_file(path).text
     assert inspect_file(path).kind == "perf_log"

@@ -149,6 +149,23 @@ def test_sections_follow_the_priority_of_a_reviewer():
     assert "omitted" in found["Notes"]
 
 
+@pytest.mark.contract("LIS-26", "LIS-47", "LIS-50")
+def test_what_a_report_lacks_has_no_section_and_no_number():
+    report = run(msgspec.structs.replace(PLAIN, generate=1, perf=True)).report
+    bare = msgspec.structs.replace(report.report, kv_cache=msgspec.UNSET)
+    found = sections(render_markdown(msgspec.structs.replace(report, report=bare)))[1]
+    assert list(found) == [name for name in SECTIONS if name != "KV Cache"]
+    assert "- Mean ITL: n/a ms\n- Steady-state TPS: n/a\n" in found["Performance Summary"]
+
+
+@pytest.mark.contract("LIS-47", "LIS-28")
+def test_policy_of_the_cache_is_said_flag_by_flag():
+    assert (
+        "- Policy: eviction-free yes, monotonic growth yes, paging no, offload no, "
+        "sliding window no, prefix reuse no\n"
+    ) in render_markdown(run(PLAIN).report)
+
+
 @pytest.mark.contract("LIS-43")
 def test_failed_run_says_error():
     report = run(PLAIN).report

@@ -2,14 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 
 from cke.artifacts.execute import execute
 from cke.artifacts.fingerprints import canonical_bytes
+from cke.artifacts.pass1 import first_difference
 from cke.artifacts.reading import load_layer_trace, load_run_report
 from cke.artifacts.snapshot import encode_snapshot, make_snapshot, read_snapshot
 from cke.errors import CkeError
 from tests.artifacts.documents import DELETE, PATH, PLAIN, put, run
+from tests.artifacts.generations import FAULT
 from tools.snapshots import FILES
 
 
@@ -73,6 +76,23 @@ def test_snapshot_that_is_not_whole_is_refused(path, value, tmp_path):
     target.write_text(json.dumps(put(json.loads(target.read_text()), path, value)))
     with pytest.raises(CkeError):
         read_snapshot(target)
+
+
+@pytest.mark.contract("LIS-20", "LIS-150")
+def test_summaries_are_those_of_the_embedded_runs(tmp_path):
+    first, other = run(PLAIN).report, run(PLAIN, FAULT).report
+    index = first_difference(first.report.selected_token_ids, other.report.selected_token_ids)
+    parity = make_snapshot("token_parity_snapshot", [first, other, first]).token_parity
+    assert (parity.compared_tokens, parity.first_difference) == (8, index)
+    timed = [
+        run(msgspec.structs.replace(PLAIN, generate=count, perf=True)).report for count in (1, 8)
+    ]
+    found = make_snapshot("perf_smoke", [*timed, first])
+    assert (found.perf.runs, found.perf.tag) == (2, "run")
+    assert found.perf.median_itl_ms == timed[1].report.perf.itl_ms
+    ttft = [item.report.perf.ttft_ms for item in timed]
+    assert found.perf.median_ttft_ms == sum(ttft) / 2
+    assert found.token_parity is msgspec.UNSET
 
 
 @pytest.mark.contract("LIS-158")

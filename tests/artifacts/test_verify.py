@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cke.artifacts.attempt import Attempt
-from cke.artifacts.fingerprints import struct_sha
+from cke.artifacts.fingerprints import LIS_GREEDY, struct_sha
 from cke.artifacts.outside import CommandRunner, RecordedRunner, flags
 from cke.artifacts.refusal import ArtifactError, refuse_unsupported
 from cke.artifacts.seeded import SeededEngine
@@ -373,10 +373,28 @@ def test_command_gets_the_flags_of_the_request(tmp_path):
     assert (tmp_path / "binding.json").is_file()
 
 
+@pytest.mark.contract("LIS-110")
+def test_command_gets_policy_stops_and_stages_where_they_are_asked_for(tmp_path):
+    plain = flags(PLAIN, tmp_path)
+    assert plain[-1] == "--ignore-eos"
+    assert len(plain) == 9
+    assert list(tmp_path.iterdir()) == []
+    full = msgspec.structs.replace(
+        PLAIN, policy=LIS_GREEDY, stops=(1,), checkpoint_step=2, intra_layer=0
+    )
+    assert flags(full, tmp_path)[8:] == [
+        "--policy", "lis", "--layer-checkpoints", "2",
+        "--layer-trace-json", str(tmp_path / "layers.json"), "--intra-layer-checkpoints", "0",
+    ]  # fmt: skip
+
+
 def test_command_that_fails_says_so(tmp_path):
     runner = CommandRunner([sys.executable, "-c", "import sys; sys.exit('no such flag')"], tmp_path)
     with pytest.raises(ArtifactError, match="the command ended with 1: no such flag"):
         runner.run(PLAIN)
+    silent = CommandRunner([sys.executable, "-c", ""], tmp_path)
+    with pytest.raises(ArtifactError, match="the command ended with 0: no message"):
+        silent.run(PLAIN)
     with pytest.raises(ArtifactError, match="`no-such-command` cannot be run"):
         CommandRunner(["no-such-command"], tmp_path).run(PLAIN)
 

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 SCHEMA: Final = "lis.execution_artifact/v1"
-OMITTED = "omitted"
 
 Hex16 = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
