@@ -4,11 +4,21 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cke.artifacts.check_trace import check_decode_trace
+from cke.artifacts.engine import RunRequest
+from cke.artifacts.fingerprints import LIS_GREEDY
+from cke.artifacts.markdown import render_markdown
 from cke.artifacts.reading import read_decode_trace, read_layer_trace, read_run_report
+from cke.artifacts.refusal import ArtifactError, UsageError
+from cke.artifacts.writing import encode
 from cke.cli import main
+from cke.cli.run_artifacts import ArtifactOptions, parse_prefix, run_request, write_artifacts
+from cke.cli.token_writer import Request
+from tests.artifacts.documents import PLAIN, run
+from tests.artifacts.test_requests import binding
 
 TOKENS = ["--tokens", "5 6 7", "--generate", "4", "--ignore-eos"]
 PREFIXES = (
@@ -95,6 +105,59 @@ def test_target_that_cannot_be_written_ends_in_1(flag, target, text, tmp_path, c
 @pytest.mark.parametrize("step", ["x", "1x"])
 def test_step_that_is_no_integer_is_a_usage_error(step):
     assert main(arguments("no-model", "--layer-checkpoints", step)) == 2
+
+
+@pytest.mark.contract("LIS-58")
+def test_forced_prefix_is_a_bounded_list_of_token_ids():
+    assert parse_prefix(None) == ()
+    assert parse_prefix(" 5 6  7") == (5, 6, 7)
+    assert len(parse_prefix("1 " * 2048)) == 2048
+    for text in ("", " ", "x", "-1", "5 1.0", "1 " * 2049):
+        with pytest.raises(UsageError, match='expects token ids such as "5 6 7"'):
+            parse_prefix(text)
+
+
+@pytest.mark.contract("LIS-58", "LIS-60", "LIS-160")
+def test_request_is_that_of_the_flags(tmp_path):
+    asked = Request(tokens=[3, 5, 7], prompt=None, new_tokens=8, stops=(2,))
+    plain = run_request(ArtifactOptions(), asked)
+    assert plain == msgspec.structs.replace(PLAIN, stops=(2,))
+    path = tmp_path / "binding.json"
+    path.write_bytes(msgspec.json.encode(binding()))
+    options = ArtifactOptions(
+        policy="lis", context=40, batch=2, diagnostics=True, perf_per_token=True, perf_tag="a",
+        forced_prefix="9 10 11", forced_prefix_binding_json=path, layer_checkpoints=2,
+        intra_layer_checkpoints=1,
+    )  # fmt: skip
+    text = Request(tokens=[3, 5, 7], prompt="hello", new_tokens=1, stops=())
+    assert run_request(options, text) == RunRequest(
+        tokens=(3, 5, 7), generate=1, policy=LIS_GREEDY, context=40, batch=2, forced=(9, 10, 11),
+        binding=binding(), checkpoint_step=2, intra_layer=1, diagnostics=True, perf=True,
+        perf_per_token=True, perf_tag="a", text=True,
+    )  # fmt: skip
+    assert run_request(ArtifactOptions(perf=True), asked).perf_per_token is False
+    assert run_request(ArtifactOptions(perf=True), asked).perf is True
+
+
+@pytest.mark.contract("LIS-40", "LIS-85", "LIS-83")
+def test_each_artifact_is_written_where_it_was_asked_for_and_no_other(tmp_path):
+    alone = tmp_path / "alone.json"
+    write_artifacts(ArtifactOptions(report_json=alone), run())
+    assert [path.name for path in tmp_path.iterdir()] == ["alone.json"]
+    paths = {name: tmp_path / name for name in ("report_json", "report_md", "trace_json")}
+    write_artifacts(ArtifactOptions(**paths, layer_trace_json=tmp_path / "layers"), run())
+    assert paths["report_json"].read_bytes() == alone.read_bytes() == encode(run().report)
+    assert paths["report_md"].read_text() == render_markdown(run().report) + "\n"
+    assert paths["trace_json"].read_bytes() == encode(run().trace)
+    assert (tmp_path / "layers").read_bytes() == encode(run().layers)
+
+
+@pytest.mark.contract("LIS-55", "LIS-86")
+def test_nothing_is_written_where_one_artifact_is_missing(tmp_path):
+    options = ArtifactOptions(report_json=tmp_path / "r", layer_trace_json=tmp_path / "l")
+    with pytest.raises(ArtifactError, match="no layer was captured"):
+        write_artifacts(options, run(PLAIN))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

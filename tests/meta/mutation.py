@@ -17,6 +17,7 @@ import importlib.abc
 import importlib.util
 import inspect
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -236,14 +237,21 @@ def import_what_lasts(subject: Subject) -> None:
 class Teller:
     """Keeps what became of each rule, and says what was not noticed."""
 
-    def __init__(self, name: str, tests: str, chosen: argparse.Namespace) -> None:
+    def __init__(
+        self, name: str, tests: str, modules: Sequence[Module], chosen: argparse.Namespace
+    ) -> None:
         self.seconds = 1e9 if chosen.all_tests else SECONDS
         self.tests = tests
         self.path = KEPT / f"{name}.jsonl"
-        self.until = time.monotonic() + chosen.seconds
+        self.left = multiprocessing.Value("d", chosen.seconds)  # forked processes share it
+        self.started = 0.0
         self.outcomes: dict[tuple[str, str, int], str] = {}
-        if not chosen.again:
-            self.read()
+        if chosen.again and self.path.exists():
+            files = {module.file for module in modules}
+            lines = self.path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)[0] not in files]
+            self.path.write_text("".join(kept))
+        self.read()
 
     def read(self) -> None:
         """Take in what is kept; a survivor counts while the tests are the same."""
@@ -258,10 +266,12 @@ class Teller:
 
     def is_done(self, module: Module, rule: Rule) -> bool:
         """Whether the rule was tried before, or the time is over."""
-        return self.outcome(module, rule) is not None or time.monotonic() > self.until
+        self.started = time.monotonic()
+        return self.outcome(module, rule) is not None or self.left.value <= 0
 
     def result(self, module: Module, rule: Rule, code: int, nodes: list[str]) -> None:
         """Note how a broken rule ended."""
+        self.left.value -= time.monotonic() - self.started
         key = (module.file, module.hash, rule.index)
         outcome = {0: "survived", TOO_LONG: "hung"}.get(code, "caught")
         self.outcomes[key] = outcome
@@ -295,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = SUBJECTS[chosen.subject]
     KEPT.mkdir(parents=True, exist_ok=True)
     every, modules = modules_of(subject, ()), modules_of(subject, chosen.modules)
-    tell = Teller(chosen.subject, _hash_of_tests(subject), chosen)
+    tell = Teller(chosen.subject, _hash_of_tests(subject), modules, chosen)
     kept = KEPT / f"{chosen.subject}.coverage.json"
 
     def functions() -> int:
