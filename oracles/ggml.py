@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import gguf
 import llama_cpp
 import ml_dtypes
 import numpy as np
@@ -35,6 +34,21 @@ class TensorHead(ctypes.Structure):
     )
 
 
+class TypeTraits(ctypes.Structure):
+    """What ggml knows of a type; `to_float(blocks, values, count)` decodes its blocks."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )
+
+
+_BASE.ggml_get_type_traits.restype = ctypes.POINTER(TypeTraits)
+_BASE.ggml_get_type_traits.argtypes = [ctypes.c_int]
 _BASE.ggml_get_name.restype = ctypes.c_char_p
 _BASE.ggml_get_name.argtypes = [ctypes.c_void_p]
 _BASE.ggml_op_name.restype = ctypes.c_char_p
@@ -76,16 +90,17 @@ def leaves(tensor: int) -> list[int]:
 
 
 def read_weight(tensor: int) -> Array:
-    """Return a loaded weight, slowest axis first; a quantised one is dequantised."""
+    """Return a loaded weight, slowest axis first; ggml's own code decodes a quantised one."""
     head = TensorHead.from_address(tensor)
     kind = _BASE.ggml_type_name(head.type).decode()
     shape = tuple(reversed(head.ne[:]))
     lead = next((at for at, size in enumerate(shape[:-1]) if size > 1), len(shape) - 1)
     if kind in DTYPES:
         return read_tensor(tensor).reshape(shape[lead:])
-    rows = _bytes_of(tensor).reshape(int(np.prod(shape[:-1])), -1)
-    values: Array = gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
-    return values.reshape(shape[lead:])
+    blocks, values = _bytes_of(tensor), np.empty(shape[lead:], np.float32)
+    traits = _BASE.ggml_get_type_traits(head.type).contents
+    traits.to_float(blocks.ctypes.data, values.ctypes.data, values.size)
+    return values
 
 
 def _bytes_of(tensor: int) -> NDArray[np.uint8]:

@@ -21,14 +21,12 @@ from cke.oracles.base import Array, Sink
 from cke.oracles.ggml import QUIET, name_and_op, op_float, read_tensor
 from cke.oracles.gguf_writer import ROPE_PAIRS
 from cke.oracles.layout import unpack_axes
-from cke.oracles.points import GraphPoint, graph_table
+from cke.oracles.points import WINDOWED, GraphPoint, graph_table
 from cke.oracles.rows import RowSink, emit_rows, row_segment
 from cke.runtime.records import record_of
 from cke.runtime.schedule import CaptureRequest, plan_segments, tokens_sha256
 from cke.schemas.trace import Body, CacheLayout, Identity, Neutrality, Producer, Segment
 
-WINDOWED = {"gemma2", "gemma3"}
-"""Architectures whose window llama.cpp computes; the others read every key."""
 PAIRS = "rope pairs of the file's basis undone"
 SCALED = "the product of q and k, times the scale of the softmax that follows"
 CHOSEN = "the leading columns of the sorted router logits"

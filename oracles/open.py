@@ -17,6 +17,9 @@ DOCUMENT = "trace.json"
 LIVE = ("pytorch", "llamacpp")
 NEEDED = {"pytorch": ("torch", "transformers"), "llamacpp": ("llama_cpp", "gguf")}
 
+WHOLE = ("llama", "qwen2", "gemma2", "gemma3")
+"""Architectures of GGUF files that transformers loads whole: of others it drops head widths."""
+
 
 def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
     """Return the oracle `name` on the model at `model`, or the trace folder of that path.
@@ -49,37 +52,55 @@ def open_oracle(name: str, model: Path, dtype: str = "f32") -> Oracle:
     return LlamaCppOracle(_gguf(model, dtype))
 
 
-def oracles_at_hand(model: Path) -> tuple[str, ...]:
-    """Return the live oracles that are installed and have a table for a model's family."""
+def oracles_at_hand(model: Path, keys: int = 0) -> tuple[str, ...]:
+    """Return the live oracles that are installed and can run a model on rows of `keys` tokens."""
     answers = {"pytorch": _in_transformers, "llamacpp": _in_llamacpp}
-    return tuple(name for name in LIVE if _installed(name) and answers[name](model))
+    known = _gguf_config(model) if model.suffix == ".gguf" else _config(model)
+    return tuple(name for name in LIVE if _installed(name) and answers[name](model, known, keys))
 
 
 def _installed(name: str) -> bool:
     return all(find_spec(package) is not None for package in NEEDED[name])
 
 
-def _in_transformers(model: Path) -> bool:
+def _in_transformers(model: Path, config: dict[str, Any], keys: int) -> bool:
     from cke.oracles.points import family_names
 
-    return model.suffix == ".gguf" or _config(model).get("model_type") in family_names()
+    if model.suffix == ".gguf":
+        architecture = config.get("general.architecture")
+        return architecture in WHOLE and not config.get(f"{architecture}.expert_count")
+    return config.get("model_type") in family_names()
 
 
-def _in_llamacpp(model: Path) -> bool:
-    from cke.oracles.gguf_writer import refuse_untold
-    from cke.oracles.points import ARCHITECTURES
+def _in_llamacpp(model: Path, config: dict[str, Any], keys: int) -> bool:
+    from cke.oracles.points import ARCHITECTURES, WINDOWED
 
     if model.suffix == ".gguf":
-        return True
-    config = _config(model)
-    architecture = ARCHITECTURES.get(str(config.get("model_type")))
-    if architecture is None:
-        return False
+        architecture = config.get("general.architecture")
+        window = config.get(f"{architecture}.attention.sliding_window")
+    else:
+        architecture = ARCHITECTURES.get(str(config.get("model_type")))
+        window = config.get("sliding_window")
+        if architecture is None or _untold(model, config, architecture):
+            return False
+    short = architecture in WINDOWED or not window or keys <= int(window)
+    return short and architecture in ARCHITECTURES.values()
+
+
+def _untold(model: Path, config: dict[str, Any], architecture: str) -> bool:
+    from cke.oracles.gguf_writer import refuse_untold
+
     try:
         refuse_untold(model, config, architecture)
     except CkeError:
-        return False
-    return True
+        return True
+    return False
+
+
+def _gguf_config(model: Path) -> dict[str, Any]:
+    from cke.runtime.weights.files import open_model
+
+    return dict(open_model(model).config)
 
 
 def _config(model: Path) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from cke.xray.finding import Finding
 from cke.xray.graph import Site
 from cke.xray.rows import circuit_rows, first_material, forwards_of
 
+RECORDED = "TRACE_DIR"
+"""Stands in a probe for an oracle that was recorded elsewhere."""
+
 
 def report_of(
     case: Case,
@@ -55,13 +58,7 @@ def report_of(
         curves=tuple(curve(rows, metric) for metric in ("max_abs", "rmse")),
         rankings=tuple(case.rankings[key] for key in sorted(case.rankings)),
         first_flip=None if not flips else (flips[0].segment, *flips[0].flips[0]),
-        second_report=None
-        if second is None
-        else {
-            "sha256": second_sha256,
-            "oracle": second.oracle.get("producer"),
-            "verdict": second.verdict,
-        },
+        second_report=cited(second, second_sha256),
         architecture_policy={"rule": POLICY, **_policy(finding)},
         fix_progression=_progression(finding),
         reproduce=reproduce,
@@ -70,6 +67,14 @@ def report_of(
         circuit=circuit_rows(case, rows),
         providers=case.subject.manifest.resolutions,
     )
+
+
+def cited(second: Diagnosis | None, sha256: str | None) -> dict[str, Any] | None:
+    """Return how a report names the report of a second oracle."""
+    if second is None:
+        return None
+    oracle = second.oracle.get("producer")
+    return {"sha256": sha256, "oracle": oracle, "verdict": second.verdict}
 
 
 def _status(finding: Finding | None, rows: list[Row]) -> Any:
@@ -147,7 +152,8 @@ def _probe(
 ) -> Probe | None:
     """Return the two commands that decide an open finding: a second oracle, then both reports.
 
-    A verdict on the circuit that rests on one oracle asks for a second where one is at hand.
+    A verdict on the circuit that rests on one oracle asks for a second where one is at hand. Where
+    none is, the second is a trace that was recorded elsewhere.
     """
     if finding is None:
         return None
@@ -155,14 +161,15 @@ def _probe(
     alone = finding.owner == "circuit" and finding.replay is not None and second is None
     if not finding.open and not (alone and others):
         return None
-    other = "llamacpp" if case.oracle.name == "pytorch" else "pytorch"
-    other = others[0] if others else other
+    other = others[0] if others else RECORDED
     question = finding.question or "which side is right"
     if not finding.open:
         question = f"whether {other} says so too: the verdict rests on {case.oracle.name} alone"
     if finding.failure_class == "RANKING_DIVERGENCE" and case.oracle.name != "reference":
         other = "reference"
-    folder = case.folder.parent / f"second-{other}"
+    if other == RECORDED:
+        question += "; no other oracle at hand runs this model: record one where it can run"
+    folder = case.folder.parent / f"second-{'recorded' if other == RECORDED else other}"
     plain = re.sub(r" --second-report \S+", "", reproduce)
     asked = re.sub(r"(?<= --oracle )\S+", other, plain)
     asked = re.sub(r"(?<= --out )\S+", shlex.quote(str(folder)), asked)

@@ -1,6 +1,7 @@
 """A second opinion: the report of another oracle on the same subject, cited by its digest."""
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -18,39 +19,27 @@ def with_second(finding: Finding, second: Diagnosis, mine: tuple[Body, Body] | N
     """Return the finding with what a second oracle says of the same edge.
 
     It breaks the tie between the subject's definition, or its own copy of a weight, and the first.
-    A report of another subject, or of the same oracle, is left aside, and said to be.
+    A report of another subject, or of an oracle that is no second one, is left aside, and said to
+    be.
     """
     weights = finding.row is not None and finding.row.stage == "weights"
     doubtful = finding.owner == "circuit" or finding.failure_class is None
-    circuit = doubtful and finding.replay is not None
-    same = [point for point in second.points if point.checkpoint_id == finding.checkpoint_id]
-    if not (weights or circuit):
+    if not (weights or (doubtful and finding.replay is not None)):
         return finding
-    unfit = _unfit(second, mine)
-    if unfit is not None:
-        text = f"the second report was left aside: {unfit}"
-        return msgspec.structs.replace(finding, because=(*finding.because, text))
-    name = second.oracle.get("producer")
-    if same and all(point.status not in OVER for point in same):
+    stance, text = _stance(finding, second, mine)
+    if stance == "sides":
         both = ", with weights of its own, sides" if weights else " and the float64 definition side"
         return msgspec.structs.replace(
             finding,
             failure_class="REFERENCE_DEFECT",
             owner="reference_adapter",
-            because=(
-                *finding.because,
-                f"the second oracle ({name}){both} with the subject",
-            ),
+            because=(*finding.because, f"{_named(second)}{both} with the subject"),
             question=None,
         )
-    earlier = second.first_divergence
-    if earlier is not None and not _there(finding, earlier):
-        text = f"the second oracle ({name}) diverges at {earlier.checkpoint_id} first"
-        return msgspec.structs.replace(finding, because=(*finding.because, text))
-    if not same:
+    if text is None:
         return finding
-    told = (*finding.because, f"the second oracle ({name}) differs from the subject too")
-    if finding.failure_class is None and any(_as_far(finding, point) for point in same):
+    told = (*finding.because, text)
+    if stance == "as far" and finding.failure_class is None:
         return msgspec.structs.replace(
             finding,
             failure_class=(
@@ -65,6 +54,54 @@ def with_second(finding: Finding, second: Diagnosis, mine: tuple[Body, Body] | N
     return msgspec.structs.replace(finding, because=told)
 
 
+def with_opinion(finding: Finding, second: Diagnosis, mine: tuple[Body, Body]) -> Finding:
+    """Return the question of two traces with what a second oracle says of the same edge.
+
+    No op was replayed, so no owner follows from it: the question becomes narrower.
+    """
+    if finding.failure_class is not None:
+        return finding
+    stance, text = _stance(finding, second, mine)
+    first = mine[1].producer.name
+    narrower = {
+        "sides": f"whether {first} is wrong there: with the model that was traced the op's float64 "
+        "definition is asked too",
+        "as far": "what op of the subject makes the difference, as two oracles agree: with the "
+        "model that was traced every op is replayed",
+    }
+    return msgspec.structs.replace(
+        finding,
+        because=(*finding.because, text or f"{_named(second)} shows nothing of this edge"),
+        question=narrower.get(stance, finding.question),
+    )
+
+
+Stance = Literal["unfit", "sides", "earlier", "silent", "differs", "as far"]
+
+
+def _stance(
+    finding: Finding, second: Diagnosis, mine: tuple[Body, Body] | None
+) -> tuple[Stance, str | None]:
+    """Return where a second report stands on the edge of a finding, and how that is said."""
+    unfit = _unfit(second, mine)
+    if unfit is not None:
+        return "unfit", f"the second report was left aside: {unfit}"
+    same = [point for point in second.points if point.checkpoint_id == finding.checkpoint_id]
+    if same and all(point.status not in OVER for point in same):
+        return "sides", f"{_named(second)} sides with the subject"
+    earlier = second.first_divergence
+    if earlier is not None and not _there(finding, earlier):
+        return "earlier", f"{_named(second)} diverges at {earlier.checkpoint_id} first"
+    if not same:
+        return "silent", None
+    as_far = any(_as_far(finding, point) for point in same)
+    return "as far" if as_far else "differs", f"{_named(second)} differs from the subject too"
+
+
+def _named(second: Diagnosis) -> str:
+    return f"the second oracle ({second.oracle.get('producer')})"
+
+
 def _unfit(second: Diagnosis, mine: tuple[Body, Body] | None) -> str | None:
     """Return why a report is no second opinion on this subject, None when it is one."""
     if mine is None:
@@ -72,6 +109,8 @@ def _unfit(second: Diagnosis, mine: tuple[Body, Body] | None) -> str | None:
     subject, oracle = mine
     if second.oracle.get("producer") == oracle.producer.name:
         return f"it is of the same oracle, {oracle.producer.name}"
+    if second.oracle.get("producer") == "reference":
+        return "the reference reads the subject's own circuit and weights"
     known = {
         "circuit": subject.identity.circuit,
         "dtype": subject.producer.dtype,

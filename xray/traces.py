@@ -7,6 +7,8 @@ question, whose probe is the same diagnosis with the model at hand.
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.diagnosis import Coverage, Diagnosis, Divergence, Probe, Round, Stage, StageName
@@ -16,7 +18,8 @@ from cke.xray.classes import ARCHITECTURE_POLICY, POLICY, STAGES
 from cke.xray.diff import OVER, diff_traces
 from cke.xray.finding import Finding, open_at
 from cke.xray.joins import binding_fault, declared_fault, metadata_fault, schedule_fault
-from cke.xray.report import point_of
+from cke.xray.report import cited, point_of
+from cke.xray.second import with_opinion
 from cke.xray.sides import OracleSide
 from cke.xray.stated import stated_fault
 
@@ -30,6 +33,8 @@ def diagnose_trace(
     folder: Path,
     *,
     reproduce: str,
+    second: Diagnosis | None = None,
+    second_sha256: str | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of a recorded trace against an oracle that answers its request."""
     mine = subject.trace.body
@@ -47,8 +52,11 @@ def diagnose_trace(
     if finding is None and theirs is not None:
         report = diff_traces(subject, theirs)
         finding = _numbers(report, stages)
+        if finding is not None and second is not None:
+            finding = with_opinion(finding, second, (mine, theirs.trace.body))
     tensors = 0 if theirs is None else len(theirs.trace.body.records)
-    return _diagnosis(mine, oracle, stages, finding, report, reproduce, tensors)
+    told = _diagnosis(mine, oracle, stages, finding, report, reproduce, tensors)
+    return msgspec.structs.replace(told, second_report=cited(second, second_sha256))
 
 
 def _joined(

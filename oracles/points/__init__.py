@@ -79,6 +79,8 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
 }
 """Model types of transformers by the name of their architecture in llama.cpp."""
+WINDOWED = {"gemma2", "gemma3"}
+"""Architectures whose window llama.cpp computes; of the others it reads every key."""
 
 
 def table_for(model_type: str) -> Table:

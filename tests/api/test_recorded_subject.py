@@ -25,6 +25,7 @@ from tests.models import TinyModel
 from tests.xray.faults import FAULTS, edited
 
 EDGE = "layer.0.attention.rope_query_output"
+NORM = "layer.0.attention_norm_output"
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -99,6 +100,100 @@ def test_a_difference_is_placed_and_its_cause_is_a_question(
     assert (found["checkpoint_id"], found["failure_class"]) == (EDGE, None)
     assert found["fix_owner"] is None
     assert found["last_passing_checkpoint"] is not None
+
+
+def _told_by_a_second(
+    subject: Path, oracle: Path, second: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], str]:
+    """Return the report of a trace after that of a second oracle, and what the screen says."""
+    out = subject.parent / "out"
+    words = ["xray", "--subject", str(subject), "--oracle"]
+    main([*words, str(second), "--out", str(out / "second")])
+    report = out / "second" / "report.json"
+    capsys.readouterr()
+    assert main([*words, str(oracle), "--out", str(out), "--second-report", str(report)]) == 4
+    body = json.loads((out / "report.json").read_text())["body"]
+    digest = json.loads(report.read_text())["body_sha256"]
+    assert body["second_report"]["sha256"] == digest
+    assert body["first_divergence"]["fix_owner"] is None
+    return body, capsys.readouterr().out
+
+
+@pytest.mark.contract("XRAY-35")
+@pytest.mark.parametrize(
+    ("faults", "said", "asked"),
+    [
+        ((), "sides with the subject", "whether pytorch is wrong there: "),
+        (
+            (EDGE,),
+            "differs from the subject too",
+            "what op of the subject makes the difference, as ",
+        ),
+        ((NORM, EDGE), f"diverges at {NORM} first", "what op makes the difference: "),
+    ],
+)
+def test_a_second_report_counts_without_a_model(
+    faults: tuple[str, ...],
+    said: str,
+    asked: str,
+    subject: Path,
+    oracle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def renamed(body: dict[str, Any]) -> None:
+        body["producer"] |= {"name": "llamacpp"}
+
+    second = _rewritten(Path(shutil.copytree(oracle, tmp_path / "second")), renamed)
+    _scaled(oracle, EDGE)
+    for place in faults:
+        _scaled(second, place)
+    body, shown = _told_by_a_second(subject, oracle, second, capsys)
+    assert body["first_divergence"]["because"][-1] == f"the second oracle (llamacpp) {said}"
+    assert body["next_probe"]["question"].startswith(asked)
+    assert "llamacpp says " in shown
+
+
+def test_a_second_report_of_the_same_oracle_is_left_aside(
+    subject: Path, oracle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _scaled(oracle, EDGE)
+    body, _ = _told_by_a_second(subject, oracle, oracle, capsys)
+    assert body["first_divergence"]["because"][-1] == (
+        "the second report was left aside: it is of the same oracle, pytorch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--steps 3", "expected `--subject` or `--steps`, got both"),
+        ("--model m --tokens 3", "expected `--subject` or `--tokens`, got both"),
+        ("--persistent", "expected `--model` with `--persistent`, got `--subject` alone"),
+        ("--dtype bfloat16", "expected `--model` with `--dtype`, got `--subject` alone"),
+    ],
+)
+def test_a_flag_that_a_recorded_subject_leaves_unheard_is_refused(
+    flag: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["xray", "--subject", "s", "--oracle", "o", "--out", "o", *flag.split()]) == 2
+    assert f"error[CKE901]: {message}" in capsys.readouterr().err
+
+
+def test_an_earlier_report_of_two_traces_says_what_moved(
+    subject: Path, oracle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(oracle, tmp_path / "good")
+    _scaled(oracle, EDGE)
+    words = ["xray", "--subject", str(subject), "--oracle", str(oracle), "--out"]
+    main([*words, str(tmp_path / "first")])
+    shutil.rmtree(oracle)
+    (tmp_path / "good").rename(oracle)
+    again = [*words, str(tmp_path / "again"), "--since", str(tmp_path / "first" / "report.json")]
+    assert main(again) == 0
+    assert f"gone: {EDGE} in forward 0 was the first divergent edge" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_other_tokens_stop_before_numbers(subject: Path, oracle: Path, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_an_export_that_the_oracle_did_not_go_on_with_is_the_adapters(
 @pytest.mark.contract("XRAY-20")
 @pytest.mark.oracle_torch
 @pytest.mark.slow
-def test_a_fault_that_nothing_explains_is_a_question(
+def test_a_fault_that_nothing_explains_is_a_question_that_names_no_oracle_that_cannot_run(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -219,7 +219,7 @@ def test_a_fault_that_nothing_explains_is_a_question(
         return model
 
     monkeypatch.setattr(pytorch, "load_model", other)
-    report = xray(tiny_model("llama"), oracle="pytorch", out=tmp_path)
+    report = xray(tiny_model("phi3"), oracle="pytorch", out=tmp_path)
     found = report.first_divergence
     assert found is not None
     assert report.status == "incomplete"
@@ -227,4 +227,7 @@ def test_a_fault_that_nothing_explains_is_a_question(
     assert found.failure_class is None
     assert found.fix_owner is None
     assert report.next_probe is not None
-    assert "llamacpp" in report.next_probe.command
+    assert f"--oracle TRACE_DIR --out {tmp_path}/second-recorded" in report.next_probe.command
+    assert report.next_probe.question.endswith(
+        "; no other oracle at hand runs this model: record one where it can run"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cke.oracles.gguf_writer import write_gguf
 from cke.oracles.open import oracles_at_hand
 from cke.schemas.diagnosis import Diagnosis
 from cke.xray.diagnose import diagnose
@@ -114,8 +115,45 @@ def test_a_report_of_other_tokens_or_of_the_same_oracle_is_left_aside(
         assert report.first_divergence.because[-1] == f"the second report was left aside: {why}"
 
 
+def test_the_reference_is_no_second_opinion_on_the_circuit_that_it_reads(
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
+) -> None:
+    honest = _second(sides, tmp_path / "second")
+    itself = msgspec.structs.replace(honest, oracle={**honest.oracle, "producer": "reference"})
+    first = _oracle(sides, LIE)
+    first.name = "pytorch"
+    report = _diagnosed(sides, first, tmp_path, itself)
+    assert report.first_divergence is not None
+    assert report.first_divergence.failure_class != "REFERENCE_DEFECT"
+
+
+def test_a_verdict_that_no_other_oracle_can_check_asks_nothing(
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
+) -> None:
+    oracle = _oracle(sides, LIE)
+    oracle.others = ()
+    report = _diagnosed(sides, oracle, tmp_path)
+    assert (_owned(report), report.next_probe) == (CIRCUIT, None)
+
+
 @pytest.mark.oracle_llamacpp
 def test_oracles_at_hand_are_installed_and_answer_for_the_family(tiny_model: TinyModel) -> None:
     assert oracles_at_hand(tiny_model("llama")) == ("pytorch", "llamacpp")
     assert oracles_at_hand(tiny_model("gemma2")) == ("pytorch",)
+    assert oracles_at_hand(tiny_model("phi3")) == ("pytorch",)
     assert oracles_at_hand(tiny_model("dinov2")) == ("pytorch",)
+
+
+@pytest.mark.oracle_llamacpp
+def test_an_oracle_is_at_hand_only_for_what_it_can_run(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    assert oracles_at_hand(tiny_model("mistral"), 4) == ("pytorch", "llamacpp")
+    assert oracles_at_hand(tiny_model("mistral"), 400) == ("pytorch",)
+    dense = write_gguf(tiny_model("llama"), tmp_path / "dense.gguf")
+    assert oracles_at_hand(dense) == ("pytorch", "llamacpp")
+    experts = write_gguf(tiny_model("mixtral"), tmp_path / "experts.gguf")
+    assert oracles_at_hand(experts) == ("llamacpp",)
+    other = tmp_path / "other.gguf"
+    other.write_bytes(dense.read_bytes().replace(b"llama", b"falco"))
+    assert oracles_at_hand(other) == ()

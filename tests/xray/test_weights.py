@@ -132,6 +132,70 @@ def test_a_file_that_is_not_the_subjects_is_told_by_its_first_weight(
     assert dtype == "bf16" or text in finding.because[-1]
 
 
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+"""Rows that the blocks of 256 of a K format divide."""
+QUANTISED = [
+    ("llama", "q8_0", "Q8_0"),
+    ("llama", "q4_0", "Q4_0"),
+    ("llama", "q4_k_s", "Q4_K"),
+    ("llama", "q6_k", "Q6_K"),
+    ("mixtral", "q8_0", "Q8_0"),
+]
+
+
+def _quantised(tiny_model: TinyModel, family: str, kind: str, folder: Path) -> Path:
+    from cke.oracles.gguf_quantise import quantise_gguf
+
+    return quantise_gguf(tiny_model(family, **WIDE), kind, folder / f"{kind}.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind", "storage"), QUANTISED)
+def test_blocks_are_decoded_as_llamacpp_decodes_them(
+    family: str, kind: str, storage: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    from cke.oracles.gguf_copy import stored_kinds
+
+    path = _quantised(tiny_model, family, kind, tmp_path)
+    assert stored_kinds(path)[storage] >= 5
+    finding, count = _compared(path, path)
+    assert finding is None
+    assert count >= 9 + 2
+
+
+def _scale_changed(path: Path, target: Path, name: str) -> Path:
+    """Write the file again with one scale of a tensor doubled: the first half of its block 3."""
+    import gguf
+
+    shutil.copyfile(path, target)
+    tensor = next(item for item in gguf.GGUFReader(path).tensors if item.name == name)
+    _, size = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+    within = size - 2 if tensor.tensor_type.name == "Q6_K" else 0
+    data = np.memmap(target, np.uint8, "r+")
+    at = int(tensor.data_offset) + 3 * size + within
+    scale = data[at : at + 2].view(np.float16)
+    scale *= np.float16(2)
+    assert float(scale[0]) != 0
+    data.flush()
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind", "storage"), QUANTISED[:4])
+def test_one_scale_of_a_block_in_the_subjects_file_is_told_by_its_weight(
+    family: str, kind: str, storage: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    path = _quantised(tiny_model, family, kind, tmp_path)
+    changed = _scale_changed(path, tmp_path / "changed.gguf", "blk.0.ffn_up.weight")
+    finding, _ = _compared(changed, path)
+    assert finding is not None
+    assert finding.checkpoint_id == "layer.0.mlp.mlp_up_projection"
+    assert (finding.failure_class, finding.fix_owner) == (VALUE, "weights")
+    block = 32 if kind.endswith("_0") else 256
+    differing = int(finding.because[-1].split()[0])
+    assert block // 2 < differing <= block
+
+
 def test_rope_pairs_that_were_left_in_are_another_order_of_rows(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

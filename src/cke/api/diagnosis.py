@@ -107,7 +107,7 @@ class LiveOracle:
         self.dtype = "f64" if name == "reference" else dtype
         self._opened: Any = None if name == "reference" else open_oracle(name, model, dtype)
         self.weight_dtypes = self._dtypes()
-        self.others = oracles_at_hand(model)
+        self.others: tuple[str, ...] = ()
 
     def _dtypes(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -230,6 +230,8 @@ def xray(
     else:
         made = default_request(loaded.manifest) if given is None else given
         request = msgspec.structs.replace(made, segments=segments, forced=forced)
+    longest = max(map(len, request.tokens), default=0) + len(request.forced)
+    side.others = oracles_at_hand(Path(oracle_model or path), longest)
     rounds = Path(out) / "rounds"
     shutil.rmtree(rounds, ignore_errors=True)
     start = time.monotonic()
@@ -269,9 +271,7 @@ def opened_side(
     if str(oracle) in LIVE and model is not None:
         return LiveOracle(str(oracle), Path(model), dtype)
     if Path(oracle).is_dir():
-        side = RecordedOracle(Path(oracle))
-        side.others = () if model is None else oracles_at_hand(Path(model))
-        return side
+        return RecordedOracle(Path(oracle))
     needs = ", and with a live one what it loads: `--oracle-model`" if model is None else ""
     raise MissingInputError(
         Diagnostic(

@@ -11,7 +11,12 @@ from cke.api.model import Model, load
 from cke.api.requests import default_request
 from cke.errors import CkeError, Diagnostic, Note
 from cke.errors.files import write_atomically
-from cke.kernel_registry.contract_files import LIFECYCLES, KernelContract, registry
+from cke.kernel_registry.contract_files import (
+    LIFECYCLES,
+    KernelContract,
+    read_contract,
+    registry,
+)
 from cke.kernel_registry.operators import OPERATORS
 from cke.kernel_registry.promotion import preferring, promoted_text
 from cke.kernel_registry.resolve import contract_of
@@ -110,15 +115,42 @@ def _measured(
     return diff_traces(read_trace(out), theirs)
 
 
-def write_promotion(gate: ProviderGate) -> tuple[Path, Path]:
-    """Edit the contract of a promoted kernel, and keep its gate; return both files."""
-    assert gate.promoted, "a kernel is promoted by its gate alone"
-    folder = Path(str(resources("cke.kernel_registry")))
+def write_promotion(gate: ProviderGate, registry_folder: Path | None = None) -> tuple[Path, Path]:
+    """Edit the contract of a promoted kernel, and keep its gate; return both files.
+
+    Both are written or neither. A gate that is not monotonic is CKE505, whatever it says of itself.
+    """
+    regressed = [row.checkpoint_id for row in gate.rows if row.state in ("worse", "missing")]
+    if not gate.promoted or gate.reasons or regressed or not gate.calls:
+        why = next(iter(gate.reasons), f"{len(regressed)} rows regress or are missing")
+        raise _refused(
+            f"expected a gate that promotes `{gate.candidate}`, got one that does not: {why}",
+            "a provider takes another's place only where no row of its gate regresses",
+        )
+    folder = registry_folder or Path(str(resources("cke.kernel_registry")))
     contract = folder / "contracts" / f"{gate.candidate}.toml"
     kept = folder / "gates" / f"{gate.candidate}.json"
     evidence = f"kernel_registry/gates/{kept.name}"
     priority = contract_of(gate.incumbent).priority + 100
-    write_atomically(kept, to_json(document_of(gate)))
     text = promoted_text(contract.read_text("utf-8"), priority, evidence)
-    write_atomically(contract, text.encode())
+    _check_promoted(contract.name, text, priority, evidence)
+    before = kept.read_bytes() if kept.is_file() else None
+    write_atomically(kept, to_json(document_of(gate)))
+    try:
+        write_atomically(contract, text.encode())
+    except BaseException:
+        kept.unlink() if before is None else write_atomically(kept, before)
+        raise
     return contract, kept
+
+
+def _check_promoted(name: str, text: str, priority: int, evidence: str) -> None:
+    """Raise CKE505 unless the edited contract reads back as one in production, with its gate."""
+    after = read_contract(f"contracts/{name}", text)
+    told = (after.lifecycle, after.priority, evidence in after.validation.evidence)
+    if told != ("production", priority, True):
+        raise _refused(
+            f"expected `contracts/{name}` with a line each of `lifecycle`, `priority` and "
+            "`evidence = [`, got a file that cannot be edited",
+            "write each on a line of its own, as in the other contracts",
+        )

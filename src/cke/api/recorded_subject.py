@@ -11,7 +11,7 @@ from cke.api.build import built_package
 from cke.api.diagnosis import ModelSubject, opened_side
 from cke.api.evidence import identity_of
 from cke.api.model import Model
-from cke.api.report_files import write_report
+from cke.api.report_files import with_progress, write_report
 from cke.api.requests import recorded_request
 from cke.errors import Diagnostic, Note, RejectedError
 from cke.runtime.records import split_id
@@ -77,11 +77,14 @@ def xray_trace(
     oracle: str | Path,
     out: str | Path,
     oracle_model: str | Path | None = None,
+    second: tuple[Diagnosis, str] | None = None,
+    since: tuple[Diagnosis, str] | None = None,
     reproduce: str | None = None,
 ) -> Diagnosis:
     """Diagnose a recorded trace without its model; the report is written under `out`.
 
-    A live oracle runs the trace's own tokens and forwards on `oracle_model`.
+    A live oracle runs the trace's own tokens and forwards on `oracle_model`. `second` and `since`
+    are earlier reports with their sha256: of another oracle, and of the run that is repeated.
     """
     start = time.monotonic()
     trace = subject_trace_of(Path(subject))
@@ -93,7 +96,11 @@ def xray_trace(
         recorded_request(trace),
         Path(out) / "rounds",
         reproduce=reproduce or f"cke xray --subject {subject} --oracle {oracle} --out {out}",
+        second=None if second is None else second[0],
+        second_sha256=None if second is None else second[1],
     )
+    if since is not None:
+        report = with_progress(report, *since)
     write_report(report, Path(out), time.monotonic() - start)
     return report
 

@@ -71,4 +71,6 @@ def promote(
         for path in write_promotion(gate):
             progress(f"written: {path}")
         progress("`cke build --library` writes the packages anew")
+    elif write:
+        progress("nothing is written: the gate refuses")
     return 0 if gate.promoted else 1

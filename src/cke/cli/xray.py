@@ -178,20 +178,19 @@ def _from_command(command: str, given: dict[str, Any]) -> dict[str, Any]:
 def diagnosed(given: dict[str, Any], since: "tuple[Diagnosis, str] | None" = None) -> "Diagnosis":
     """Run a diagnosis of the flags given and write its report."""
     check_flags(given)
+    second = given["second_report"]
+    earlier = None if second is None else _earlier(second)
     if given["model"] is None:
         from cke.api.recorded_subject import xray_trace
 
         keys = ("subject", "oracle", "out", "oracle_model")
         told = {key: given[key] for key in keys}
-        return xray_trace(told.pop("subject"), **told, reproduce=command_of(given))
+        return xray_trace(
+            told.pop("subject"), **told, second=earlier, since=since, reproduce=command_of(given)
+        )
     from cke.api import load
-    from cke.api.diagnosis import read_second
     from cke.api.diagnosis import xray as run
 
-    second = given["second_report"]
-    if second is not None and not second.is_file():
-        raise _missing(second, "report.json of an earlier run")
-    earlier = None if second is None else read_second(second)
     progress(f"loading {given['model']}")
     model = load(given["model"], given["circuit"], given["dtype"])
     tokens = given["tokens"]
@@ -229,13 +228,35 @@ def check_flags(given: dict[str, Any]) -> None:
     inputs = [f"`--{name}`" for name in ("tokens", "prompt", "pixels") if given[name]]
     if len(inputs) > 1:
         raise _usage(f"expected one of `--tokens`, `--prompt` and `--pixels`, got {len(inputs)}")
+    if given.get("subject") is not None:
+        _refuse_unheard(given)
     for name in ("tokens", "steps", "segments"):
         if given[name].strip():
             parse_rows(given[name])
 
 
-def _usage(message: str) -> CkeError:
-    note = Note("`cke xray --help` lists what it takes", label="help")
+IN_THE_TRACE = ("tokens", "prompt", "pixels", "steps", "segments")
+OF_THE_MODEL = ("circuit", "packet", "dtype", "persistent")
+
+
+def _refuse_unheard(given: dict[str, Any]) -> None:
+    """Refuse flags that a recorded subject would leave unheard."""
+    told = [name for name in IN_THE_TRACE if given.get(name)]
+    if told:
+        raise _usage(
+            f"expected `--subject` or `--{told[0]}`, got both",
+            "the trace holds the tokens and forwards that it was recorded with: leave the flag out",
+        )
+    told = [name for name in OF_THE_MODEL if given.get(name) not in (None, False, "float32")]
+    if told and given["model"] is None:
+        raise _usage(
+            f"expected `--model` with `--{told[0]}`, got `--subject` alone",
+            "give the model that was traced: without it two traces are compared, and no op runs",
+        )
+
+
+def _usage(message: str, help_: str = "`cke xray --help` lists what it takes") -> CkeError:
+    note = Note(help_, label="help")
     return CkeError(Diagnostic(code="CKE901", message=message, notes=(note,)))
 
 
