@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from cke.artifacts.markdown import render_markdown
 from cke.artifacts.reading import Artifact, load_decode_trace, load_layer_trace, load_run_report
 from cke.artifacts.refusal import refuse_capture
 from cke.errors import CkeError
@@ -43,12 +42,6 @@ def encode(artifact: Artifact) -> bytes:
 def write_artifact(artifact: Artifact, path: Path) -> None:
     """Write the JSON of an artifact."""
     write_file(path, encode(artifact))
-
-
-def write_companion(report: RunReport, path: Path) -> None:
-    """Write the Markdown companion of a report that would be written."""
-    encode(report)
-    write_file(path, render_markdown(report).encode() + b"\n")
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -13,7 +13,14 @@ from cke.artifacts.execute import execute
 from cke.artifacts.reading import load_layer_trace
 from cke.artifacts.refusal import ArtifactError
 from cke.artifacts.seeded import SeededEngine, observation_of
-from cke.artifacts.stages import LLAMA, PUBLIC_NAMES, STAGE_IDS, family_of, requested_layers
+from cke.artifacts.stages import (
+    LLAMA,
+    PUBLIC_NAMES,
+    STAGE_IDS,
+    family_of,
+    layer_of,
+    requested_layers,
+)
 from cke.artifacts.writing import write_artifact
 from cke.schemas.layer_trace import LIS_LAYER_TRACE_HARD_MAX
 from tests.artifacts.documents import DELETE, PATH, PLAIN, REQUEST, document, put, refused, run
@@ -162,6 +169,14 @@ def test_intra_fields_are_bound_together_or_absent():
 def test_layer_digests_do_not_change_with_the_intra_capture():
     pairs = zip(run().layers.layer_trace, run(LAYERS_ONLY).layers.layer_trace, strict=True)
     assert all(one == two for one, two in pairs)
+
+
+@pytest.mark.contract("LIS-100", "LIS-96")
+def test_layer_is_read_from_the_one_name_of_its_output():
+    assert [layer_of(f"layer.{layer}.output") for layer in (0, 31)] == [0, 31]
+    for name in ("layer.01.output", "layer.x.output", "layer.-1.output", "x.1.output",
+                 "layer.1.input", "layer.1.output.2", "layer.1"):  # fmt: skip
+        assert layer_of(name) is None
 
 
 def bits(*words):

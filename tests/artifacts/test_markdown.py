@@ -8,7 +8,7 @@ import pytest
 from cke.artifacts.execute import execute
 from cke.artifacts.markdown import plain, preview, render_markdown
 from cke.artifacts.seeded import SeededEngine
-from cke.artifacts.writing import write_companion
+from cke.cli.run_artifacts import ArtifactOptions, write_artifacts
 from cke.schemas.execution_manifest import Fingerprint
 from tests.artifacts.documents import PLAIN, run
 
@@ -205,6 +205,6 @@ def test_names_carry_no_markup():
 
 @pytest.mark.contract("LIS-40")
 def test_companion_is_written_without_the_json(tmp_path):
-    write_companion(run(PLAIN).report, tmp_path / "r.md")
+    write_artifacts(ArtifactOptions(report_md=tmp_path / "r.md"), run(PLAIN))
     assert (tmp_path / "r.md").read_text().startswith("# LIS Execution Report\n")
     assert [item.name for item in tmp_path.iterdir()] == ["r.md"]

@@ -113,7 +113,11 @@ def test_reasons_that_the_table_does_not_hold_are_incoherent():
     found = calibrate(original("reference"), original("candidate"), prompts=PROMPTS)
     (reason,) = found.reasons
     assert not is_coherent(replace(found, reasons=(replace(reason, code="new"),)))
-    assert not is_coherent(replace(found, reasons=(replace(reason, severity="block"),)))
+    outcome = dict(
+        zip(("verdict", "eligibility", "strength_limit"), OUTCOMES["block"], strict=True)
+    )
+    severe = replace(found, reasons=(replace(reason, severity="block"),), **outcome)
+    assert not is_coherent(severe)
 
 
 @pytest.mark.contract("LIS-141")
@@ -153,6 +157,9 @@ def test_prompt_identity_is_as_strong_as_its_evidence():
     for prompts in (None, ((1, 2), REQUEST.tokens)):
         external = calibrate(one, one, "external_semantic", prompts=prompts)
         assert external.verdict == "comparison_blocked"
+    built = edited(one, ("manifest.binary.fingerprint", mark("1")))
+    other = calibrate(one, built, "external_semantic", prompts=PROMPTS)
+    assert [reason.severity for reason in other.reasons] == ["informational"]
     inner = calibrate(one, one, prompts=PROMPTS, oracle_eligible=False)
     assert inner.strength_limit == "token_localization_only"
     ineligible = calibrate(one, one, "external_semantic", prompts=PROMPTS, oracle_eligible=False)

@@ -58,8 +58,21 @@ def test_accounting_beyond_the_cache_or_the_integers_is_refused():
         ("report.kv_cache.used_bytes", used * cache["bytes_per_token"]),
     )
     refused(load_run_report, beyond, f"expected at most {used - 1}, got {used}")
+    full = changed(
+        "run_report",
+        ("report.kv_cache.used_tokens", cache["max_tokens"]),
+        ("report.kv_cache.used_bytes", cache["allocated_bytes"]),
+    )
+    load_run_report(full, PATH)
     large = changed("run_report", ("report.kv_cache.shape.layer_count", 1 << 60))
     refused(load_run_report, large, "expected a product below 2^64")
+    exact = changed(
+        "run_report",
+        ("report.kv_cache.shape.layer_count", 1 << 50),
+        ("report.kv_cache.bytes_per_token", 1 << 56),
+        ("report.kv_cache.max_tokens", 1 << 8),
+    )
+    refused(load_run_report, exact, "expected a product below 2^64")
 
 
 @pytest.mark.contract("LIS-70", "LIS-151")

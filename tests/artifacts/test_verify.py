@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cke.artifacts import attempt as attempt_module
 from cke.artifacts.attempt import Attempt
 from cke.artifacts.fingerprints import LIS_GREEDY, struct_sha
 from cke.artifacts.outside import CommandRunner, RecordedRunner, flags
@@ -336,12 +337,36 @@ def test_attempt_needs_a_folder_that_it_can_make(tmp_path):
         Attempt(tmp_path / "v")
 
 
-def test_report_above_its_bound_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("cke.artifacts.attempt.MAX_JSON", 100)
-    found = Attempt(tmp_path)
-    with pytest.raises(ArtifactError, match="larger than its bound"):
-        found.finish(build_report(found, SETTING, workflow()[0]))
+def finished(folder, results):
+    """The folder of an attempt with these results."""
+    found = Attempt(folder)
+    found.finish(build_report(found, SETTING, results))
     found.close()
+    return found.folder
+
+
+@pytest.mark.parametrize(("name", "file"), [("MAX_JSON", "json"), ("MAX_MARKDOWN", "md")])
+def test_report_above_its_bound_is_refused(name, file, tmp_path, monkeypatch):
+    assert (attempt_module.MAX_JSON, attempt_module.MAX_MARKDOWN) == (1 << 20, 64 << 10)
+    results = workflow()[0]
+    size = (finished(tmp_path, results) / f"report.{file}").stat().st_size
+    monkeypatch.setattr(attempt_module, name, size)
+    assert (finished(tmp_path, results) / "report.json").is_file()
+    monkeypatch.setattr(attempt_module, name, size - 1)
+    with pytest.raises(ArtifactError, match="larger than its bound"):
+        finished(tmp_path / "small", results)
+    (folder,) = (tmp_path / "small").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["ledger.jsonl"]
+
+
+@pytest.mark.contract("LIS-149")
+def test_every_line_of_the_ledger_is_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    found = Attempt(tmp_path)
+    found.note("pass0", "comparison_allowed")
+    found.close()
+    assert len(synced) == 2
 
 
 @pytest.mark.contract("LIS-149")

@@ -9,11 +9,13 @@ import sys
 import msgspec
 import pytest
 
+from cke.artifacts.engine import Execution
 from cke.artifacts.execute import execute
 from cke.artifacts.fingerprints import Hasher
 from cke.artifacts.refusal import ArtifactError
 from cke.artifacts.seeded import SeededEngine
-from cke.artifacts.writing import encode, new_artifact_set_id, write_artifact, write_companion
+from cke.artifacts.writing import encode, new_artifact_set_id, write_artifact
+from cke.cli.run_artifacts import ArtifactOptions, write_artifacts
 from tests.artifacts.documents import PLAIN, run
 
 EMPTY = Hasher().fingerprint()
@@ -136,7 +138,9 @@ def test_companion_of_a_report_that_is_not_whole_is_not_written(tmp_path):
         report, manifest=msgspec.structs.replace(report.manifest, model=model)
     )
     with pytest.raises(ArtifactError, match="the run_report is not whole"):
-        write_companion(broken, tmp_path / "r.md")
+        write_artifacts(
+            ArtifactOptions(report_md=tmp_path / "r.md"), Execution(broken, run().trace)
+        )
     assert list(tmp_path.iterdir()) == []
 
 

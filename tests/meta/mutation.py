@@ -146,10 +146,27 @@ def swap(module: Module, rule: Rule) -> None:
         target = inspect.getattr_static(target, part)
     target = getattr(target, "fget", None) or getattr(target, "__func__", None) or target
     function: FunctionType = inspect.unwrap(target)
-    code = compile(broken(module.source, rule.index), function.__code__.co_filename, "exec")
+    before = function.__code__
+    code = compile(broken(module.source, rule.index), before.co_filename, "exec")
     function.__code__ = next(
-        item for item in _codes(code) if item.co_qualname == function.__code__.co_qualname
+        item for item in _codes(code) if item.co_qualname == before.co_qualname
     )
+    swap_closures(before, function.__code__)
+
+
+def swap_closures(before: CodeType, after: CodeType) -> None:
+    """Give the closures that a function has made by now the code of its broken form."""
+    pairs = {
+        one: two
+        for one, two in zip(_codes(before), _codes(after), strict=False)
+        if one.co_name == two.co_name != "<genexpr>" and one.co_freevars == two.co_freevars
+    }
+    if not pairs:
+        return
+    gc.unfreeze()
+    for item in gc.get_objects():
+        if isinstance(item, FunctionType) and item.__code__ in pairs:
+            item.__code__ = pairs[item.__code__]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -23,15 +23,11 @@ LIS_LAYER_TRACE_HARD_MAX = 8192
 """The most records of one capture; no flag, variable or config changes it."""
 
 MAX_RANK = 4
-CANONICALIZATION = "ieee754-binary32-le;canonical-qnan;preserve-signed-zero"
 LAYER_DOMAIN: Final = "lis.checkpoint.fp32le/v1"
 INTRA_DOMAIN: Final = "lis.checkpoint.intra_layer.fp32le/v1"
 TAXONOMY = "lis.llama.intra_layer_stages/v1"
-LAYER_LAYOUT = "llama_layer_output_summary"
 INTRA_LAYOUT = "llama_intra_layer_summary"
 LAYER_ROLE = "layer_output"
-ORDERING = "runtime_step_layer_stage_ordinal"
-DUPLICATES = "reject_artifact_before_write"
 
 SHA_VALUE = "^sha256:[0-9a-f]{64}$"
 Flag = Annotated[int, Meta(ge=0, le=1)]
