@@ -13,20 +13,12 @@ import numpy as np
 
 from cke.schemas.diagnosis import Counterfactual
 from cke.schemas.graph_ir import Op
-from cke.xray.candidates import (
-    RANK,
-    Candidate,
-    candidates,
-    coefficients,
-    fitted,
-    insertions,
-    lost_ropes,
-    lost_sums,
-)
+from cke.xray.candidates import RANK, Candidate, candidates
 from cke.xray.diff import OVER, status_of
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.metrics import compare
+from cke.xray.missing import coefficients, fitted, insertions, lost_ropes, lost_sums
 from cke.xray.replay import NotReplayable
 from cke.xray.rewired import later_edges, lost_activations, ropes_before_a_cache
 

@@ -16,11 +16,12 @@ from cke.schemas.attention_packet import PacketMeasurement
 from cke.schemas.diagnosis import Diagnosis
 from cke.schemas.numerical_report import Row
 from cke.xray.case import Case, Say
+from cke.xray.compiled import compiled_fault
 from cke.xray.finding import Finding, open_at
 from cke.xray.graph import ProgramGraph, Site
 from cke.xray.joins import declared_fault
 from cke.xray.local import judge
-from cke.xray.locate import compiled_fault, explain, first_fault
+from cke.xray.locate import explain, first_fault
 from cke.xray.packets import weigh_packet, with_packet
 from cke.xray.plan import block_edges, first_round, remaining
 from cke.xray.report import report_of

@@ -29,6 +29,7 @@ from cke.schemas.numerical_report import (
 from cke.schemas.trace import Record
 from cke.xray.budget import forward_error
 from cke.xray.conservation import check_conservation
+from cke.xray.first_tokens import Key, rankings_of, record_key
 from cke.xray.metrics import Block, compare_blocks, mask_of
 from cke.xray.profile import narrowed
 from cke.xray.streams import TILE, TensorStream, opened
@@ -47,7 +48,6 @@ JUMP = 3.0
 HELP = "capture fewer edges at a time with `--edges`; the trace holds what was neutral alone"
 OVER = ("over", "nonfinite", "summary_over")
 NEVER_SUMMED = ("B", "T", "V")
-Key = tuple[int, str, str | None]
 Pair = tuple[Record | None, Record | None]
 Progress = Callable[[int, int], None]
 
@@ -70,7 +70,7 @@ def diff_traces(
         rows.append(_row(stop, pair, (depth, longest), subject, oracle))
         longest = _longest(pair, longest)
         progress(stop + 1, len(pairs))
-    rankings = tuple(_rankings(subject, oracle))
+    rankings = tuple(rankings_of(subject, oracle))
     flip = next(((r.segment, *r.flips[0]) for r in rankings if r.flips), None)
     compared = [row for row in rows if row.metrics is not None]
     encoder = all(item.phase == "encode" for item in subject.trace.body.segments)
@@ -112,7 +112,7 @@ def check_neutral(side: TraceFolder) -> None:
 
 
 def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
-    theirs = {_key(record): record for record in oracle.trace.body.records}
+    theirs = {record_key(record): record for record in oracle.trace.body.records}
     ordered = sorted(
         subject.trace.body.records,
         key=lambda r: (r.segment, r.order if r.order is not None else 0),
@@ -120,16 +120,12 @@ def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
     pairs: list[Pair] = []
     used: set[Key] = set()
     for record in ordered:
-        key = _key(record)
+        key = record_key(record)
         if key not in theirs and record.alias_of is not None:
             key = (record.segment, record.alias_of, None)
         used.add(key)
         pairs.append((record, theirs.get(key)))
     return pairs + [(None, record) for key, record in theirs.items() if key not in used]
-
-
-def _key(record: Record) -> Key:
-    return record.segment, record.checkpoint_id, record.role
 
 
 def _depth(pair: Pair, before: int) -> int:
@@ -308,53 +304,6 @@ def curve(rows: list[Row], metric: str) -> Curve:
             breaks.append(row.stop)
         before = value
     return Curve(metric=metric, jumps=tuple(jumps), monotonicity_breaks=tuple(breaks))
-
-
-def _rankings(subject: TraceFolder, oracle: TraceFolder) -> Iterable[Ranking]:
-    theirs = {_key(r): r for r in oracle.trace.body.records if r.checkpoint_id == "logits"}
-    for record in subject.trace.body.records:
-        other = theirs.get(_key(record))
-        if record.checkpoint_id != "logits" or other is None or record.shape != other.shape:
-            continue
-        segment = subject.trace.body.segments[record.segment]
-        valid = np.array(segment.positions) >= 0
-        if None not in (record.tensor_path, other.tensor_path):
-            left, right = _first(subject, record), _first(oracle, other)
-            differ = (left != right) & valid
-            if differ.any():
-                differ &= ~_is_first(oracle, other, left) & ~_is_first(subject, record, right)
-            flips = tuple((int(b), int(t)) for b, t in np.argwhere(differ))
-        elif same_bytes(record, other):
-            flips = ()
-        else:
-            continue
-        yield Ranking(
-            check="mixed_prefill" if record.phase == "prefill" else "teacher_forced",
-            segment=record.segment,
-            positions=int(valid.sum()),
-            agreeing=int(valid.sum()) - len(flips),
-            flips=flips,
-        )
-
-
-def _first(side: TraceFolder, record: Record) -> NDArray[np.int64]:
-    """Return int[B, T]: the index of the largest logit."""
-    result = np.zeros(record.shape[:-1], np.int64)
-    with opened(side, record) as (stream,):
-        for tile in tiles(record.shape, TILE, whole=len(record.shape) - 1):
-            result[tile[:-1]] = stream.tile(tile).astype(np.float64).argmax(-1)
-    return result
-
-
-def _is_first(side: TraceFolder, record: Record, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return bool[B, T]: whether a token's logit equals the largest, so that they are a tie."""
-    result = np.zeros(chosen.shape, np.bool_)
-    with opened(side, record) as (stream,):
-        for tile in tiles(record.shape, TILE, whole=len(record.shape) - 1):
-            logits = stream.tile(tile).astype(np.float64)
-            index = chosen[tile[:-1]][..., None]
-            result[tile[:-1]] = np.take_along_axis(logits, index, -1)[..., 0] == logits.max(-1)
-    return result
 
 
 def _verdict(

@@ -5,28 +5,22 @@ Inside it every op is judged alone, in execution order, so that no monotonicity 
 small cause before a large effect is still found.
 """
 
-from typing import Any
-
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from cke.kernel_registry.operators import OPERATORS
 from cke.schemas.diagnosis import Counterfactual
 from cke.schemas.graph_ir import Op
-from cke.schemas.numerical_report import Metrics
-from cke.schemas.trace import Segment
-from cke.xray.candidates import OFFSETS, position_changes
+from cke.xray.candidates import OFFSETS
 from cke.xray.classes import Owner
 from cke.xray.confirm import confirm
 from cke.xray.diff import OVER, status_of
+from cke.xray.exports import axes_exchanged, export_is_wrong
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph, Site
 from cke.xray.local import Bench, Judged, judge, local_gate
-from cke.xray.metrics import compare
-from cke.xray.replay import DTYPES, Change, KernelReplayer, NotReplayable, ReferenceReplayer
+from cke.xray.metrics import compare, error_text
+from cke.xray.replay import DTYPES, KernelReplayer
 
-Array = NDArray[Any]
 POSITIONS = ("rope",)
 
 
@@ -136,81 +130,6 @@ def _offset(base: Finding, found: Counterfactual, tried: int) -> Finding:
     )
 
 
-def export_is_wrong(bench: Bench, judged: Judged) -> bool:
-    """Return whether what reads the edge agrees with the oracle on the definition's result only.
-
-    A fault in the circuit or the oracle would show in what reads the edge; only an export that
-    shows another value than the oracle computed with does not.
-    """
-    graph = bench.graph(judged.segment)
-    origin = graph.origin(judged.site)
-    told = 0
-    for site in _readers(graph, origin, judged.op):
-        own = site in _results(origin, judged.op)
-        on_definition = _reads(bench, judged, site, {} if own else {origin: judged.reference})
-        if on_definition is False:
-            return False
-        if on_definition and (own or _reads(bench, judged, site, {origin: judged.oracle}) is False):
-            told += 1
-    return told > 0
-
-
-def _reads(bench: Bench, judged: Judged, site: Site, given: dict[Site, Array]) -> bool | None:
-    """Return whether a reader of an edge gives the oracle's value on a given one; None: unseen."""
-    graph = bench.graph(judged.segment)
-    wanted = bench.oracle.value(graph, judged.segment, site)
-    if wanted is None:
-        return None
-    replayer = ReferenceReplayer(graph, bench.oracle, bench.weights, judged.segment, given=given)
-    try:
-        made = replayer.result(site)
-    except NotReplayable:
-        return None
-    if made.shape != wanted.shape:
-        return False
-    axes = graph.edge(site).type.axes
-    metrics = compare(made, wanted, axes, bench.valid(judged.segment, site))
-    return status_of(metrics, local_gate(graph, judged.cone, made, wanted)) not in OVER
-
-
-def axes_exchanged(bench: Bench, judged: Judged) -> tuple[str, ...] | None:
-    """Return the order of equal axes in which the oracle's export agrees, if there is one."""
-    axes = bench.graph(judged.segment).edge(judged.site).type.axes
-    shape = judged.oracle.shape
-    for left in range(len(axes)):
-        for right in range(left + 1, len(axes)):
-            if shape[left] != shape[right] or shape[left] < 2:
-                continue
-            turned = np.swapaxes(judged.oracle, left, right)
-            metrics = compare(judged.reference, np.ascontiguousarray(turned), axes, judged.valid)
-            if status_of(metrics, judged.replay.gate) not in OVER:
-                names = list(axes)
-                names[left], names[right] = names[right], names[left]
-                return tuple(names)
-    return None
-
-
-def _results(origin: Site, op: Op) -> list[Site]:
-    """Return the results of attention that are made of an earlier one, in order."""
-    names = [edge.name for edge in op.results]
-    if op.operator != "sdpa" or origin.edge not in names:
-        return []
-    return [Site(origin.step, name) for name in names[names.index(origin.edge) + 1 :]]
-
-
-def _readers(graph: ProgramGraph, origin: Site, op: Op) -> list[Site]:
-    """Return the results of every op that reads a value, in its own block and the next."""
-    found = _results(origin, op)
-    for step in range(origin.step, min(origin.step + 2, len(graph.steps))):
-        for reader in graph.function(step).ops:
-            if reader.id == op.id and step == origin.step:
-                continue
-            names = [name for name in reader.inputs if name and graph.is_edge(step, name)]
-            if any(graph.origin(Site(step, name)) == origin for name in names):
-                found += [Site(step, edge.name) for edge in reader.results]
-    return found
-
-
 def describe(item: Counterfactual) -> str:
     """Return a change in words."""
     if item.kind == "insertion" and " of operand " in item.what and item.origin != "fitted":
@@ -266,8 +185,8 @@ def _base(bench: Bench, judged: Judged) -> Finding:
         failure_class=None,
         because=(
             "on the oracle's own inputs the kernel and the float64 definition agree "
-            f"(relative RMSE {_number(replay.kernel_against_reference)}), and the oracle's output "
-            f"is another ({_number(replay.reference_against_oracle)})",
+            f"(relative RMSE {error_text(replay.kernel_against_reference)}), and the oracle's "
+            f"output is another ({error_text(replay.reference_against_oracle)})",
         ),
         checkpoint_id=judged.record.checkpoint_id,
         role=judged.record.role,
@@ -280,13 +199,6 @@ def _base(bench: Bench, judged: Judged) -> Finding:
         gate=replay.gate,
         replay=replay,
     )
-
-
-def _number(metrics: Metrics) -> str:
-    value = metrics.relative_rmse
-    if metrics.mismatched_nonfinite:
-        return f"{metrics.mismatched_nonfinite} elements are not finite on one side"
-    return "undefined" if value is None else f"{value:.3g}"
 
 
 def _kernel(bench: Bench, judged: Judged) -> Finding:
@@ -325,9 +237,9 @@ def _kernel(bench: Bench, judged: Judged) -> Finding:
         source=str(op.span),
         because=(
             f"on the oracle's own inputs kernel `{call.kernel_id}` is off its operator's float64 "
-            f"definition (relative RMSE {_number(judged.replay.kernel_against_reference)}); the "
+            f"definition (relative RMSE {error_text(judged.replay.kernel_against_reference)}); the "
             "definition against the oracle is "
-            f"{_number(judged.replay.reference_against_oracle)}",
+            f"{error_text(judged.replay.reference_against_oracle)}",
         ),
     )
 
@@ -372,115 +284,3 @@ def _guilty(bench: Bench, judged: Judged) -> tuple[int, Op]:
             if status_of(compare(result, made[site], edge.type.axes, None), gate) in OVER:
                 return step, op
     return judged.cone[-1]
-
-
-def compiled_fault(bench: Bench, segment: int, step: int) -> Finding | None:
-    """Return where the subject's own captures are not what its kernels give on its own inputs."""
-    graph = bench.graph(segment)
-    for op in graph.function(step).ops:
-        for edge in op.results:
-            site = Site(step, edge.name)
-            found = _compiled(bench, graph, segment, site, op)
-            if found is not None:
-                return found
-    return None
-
-
-def _compiled(
-    bench: Bench, graph: ProgramGraph, segment: int, site: Site, op: Op
-) -> Finding | None:
-    captured = bench.subject.value(graph, segment, site)
-    if captured is None:
-        return None
-    record = bench.subject.records(graph, segment, site)[0]
-    try:
-        made = KernelReplayer(graph, bench.subject, bench.weights, segment).result(site)
-    except NotReplayable:
-        return None
-    if made.shape != captured.shape:
-        return None
-    axes = graph.edge(site).type.axes
-    valid = bench.valid(segment, site)
-    metrics = compare(captured, made, axes, valid)
-    gate = local_gate(graph, ((site.step, op),), captured, captured)
-    if status_of(metrics, gate) not in OVER:
-        return None
-    base = Finding(
-        failure_class="COMPILED_PROGRAM_DIVERGENCE",
-        owner="compiler",
-        checkpoint_id=record.checkpoint_id,
-        role=record.role,
-        segment=segment,
-        op=op.id,
-        operator=op.operator,
-        kernel_id=graph.call(site).kernel_id,
-        source=str(op.span),
-        metrics=metrics,
-        gate=gate,
-        because=(
-            "kernel, definition and oracle agree on the oracle's inputs; the running program gave "
-            f"another value on its own inputs (relative RMSE {_number(metrics)})",
-        ),
-    )
-    if OPERATORS[op.operator].state is not None:
-        return msgspec.structs.replace(
-            base,
-            failure_class="STATE_CACHE_DIVERGENCE",
-            owner="runtime",
-            because=(
-                *base.because,
-                state_order(bench, graph, segment, site, captured, made),
-            ),
-        )
-    fed = _fed_positions(bench, graph, segment, site, op, captured)
-    if fed is not None:
-        return msgspec.structs.replace(
-            base,
-            failure_class="POSITION_STATE_MISMATCH",
-            owner="runtime",
-            because=(*base.because, f"it is what the op gives for other positions: {fed.new}"),
-            confirmed_by=fed,
-        )
-    return base
-
-
-def state_order(
-    bench: Bench, graph: ProgramGraph, segment: int, site: Site, captured: Array, made: Array
-) -> str:
-    """Return which rows of a cache are wrong: those appended now, or those kept from before."""
-    schedule: Segment = bench.subject.segments[segment]
-    wrong = captured.astype(np.float64) != made.astype(np.float64)
-    rows = wrong.reshape(wrong.shape[0], wrong.shape[1], -1).any(axis=-1)
-    kept = np.arange(rows.shape[1])[None, :] < np.asarray(schedule.append_index)[:, None]
-    if (rows & kept).any():
-        first = np.argwhere(rows & kept)[0]
-        return f"row {int(first[1])} of sequence {int(first[0])}, cached before, was changed"
-    first = np.argwhere(rows)[0]
-    return f"row {int(first[1])} of sequence {int(first[0])}, appended now, was not stored"
-
-
-def _fed_positions(
-    bench: Bench, graph: ProgramGraph, segment: int, site: Site, op: Op, captured: Array
-) -> Counterfactual | None:
-    gate = local_gate(graph, ((site.step, op),), captured, captured)
-    axes = graph.edge(site).type.axes
-    for candidate in position_changes(graph, site.step, op):
-        change: Change = candidate.change
-        try:
-            replayer = ReferenceReplayer(graph, bench.subject, bench.weights, segment, change)
-            metrics = compare(captured, replayer.result(site), axes, bench.valid(segment, site))
-        except NotReplayable:
-            continue
-        if status_of(metrics, gate) not in OVER:
-            return Counterfactual(
-                op=op.id,
-                kind="position",
-                what="positions",
-                old="as fed",
-                new=candidate.new,
-                origin="schedule",
-                before=0.0,
-                after=metrics.relative_rmse or 0.0,
-                closes=True,
-            )
-    return None

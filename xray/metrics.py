@@ -242,3 +242,11 @@ def _max_ulp(
     left = np.where(left < 0, floor - left, left)
     right = np.where(right < 0, floor - right, right)
     return max(before, int(np.abs(left - right).max()))
+
+
+def error_text(metrics: Metrics) -> str:
+    """Return the relative RMSE in words."""
+    value = metrics.relative_rmse
+    if metrics.mismatched_nonfinite:
+        return f"{metrics.mismatched_nonfinite} elements are not finite on one side"
+    return "undefined" if value is None else f"{value:.3g}"

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
-from cke.xray.candidates import ACTIVATIONS, Candidate, lost_ropes, read_instead
+from cke.xray.candidates import ACTIVATIONS, Candidate, read_instead
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
+from cke.xray.missing import lost_ropes
 from cke.xray.replay import Change
 
 Array = NDArray[Any]
