@@ -7,8 +7,9 @@ model, traces in a copy of the recording. Nothing tells X-Ray that a fault was i
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -34,8 +35,17 @@ class Injected(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-def inject(case: Case, model: Path, scratch: Path, recorded: Recorded) -> Injected:
-    """Make the scratch copies of a case; a change that changes nothing is a ValueError."""
+def inject(
+    case: Case,
+    model: Path,
+    scratch: Path,
+    recorded: Recorded,
+    asked: Mapping[str, Any] = MappingProxyType({}),
+) -> Injected:
+    """Make the scratch copies of a case; a change that changes nothing is a ValueError.
+
+    `asked` takes the place of the tokens that the request has by itself.
+    """
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     texts = [item for item in case.mutations if item.kind == "text"]
@@ -43,6 +53,7 @@ def inject(case: Case, model: Path, scratch: Path, recorded: Recorded) -> Inject
         "model": str(model),
         "dtype": DTYPES[case.dtype],
         **request_arguments(case.request),
+        **asked,
     }
     source = PACKAGE.parent
     if texts:

@@ -82,6 +82,20 @@ class Bench:
                     raise RuntimeError(f"the oracle was not recorded: {failed}")
         return folder
 
+    def decided(self, worker: Worker, model: Path, case: Case) -> dict[str, Any]:
+        """Return what a control is asked in place of its request, where rounding could choose."""
+        if case.kind == "fault" or case.dtype != "bf16" or not model.is_dir():
+            return {}
+        file = self.folder / "requests" / f"{case.family}.{case.request}.json"
+        with self._lock:
+            if not file.exists():
+                arguments = {"model": str(model), "request": case.request, "out": str(file)}
+                failed, _ = worker.run("decided", arguments, self.folder / "requests" / "log")
+                if failed is not None:
+                    raise RuntimeError(f"no prompt was drawn: {failed}")
+        found: dict[str, Any] = json.loads(file.read_bytes())
+        return found
+
 
 def package_sha256() -> str:
     """Return the digest of the package as it is: every file but caches, by name and content."""
@@ -153,6 +167,7 @@ def run_case(bench: Bench, worker: Worker, case: Case) -> Kept:
             model,
             folder / "scratch",
             lambda path, request: bench.recorded(worker, path, request),
+            bench.decided(worker, model, case),
         )
         arguments = {**injected.arguments, "out": str(folder / "out"), "report": str(report)}
         failed, seconds = worker.run("xray", arguments, folder, injected.source)

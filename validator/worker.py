@@ -129,7 +129,13 @@ def _model(arguments: dict[str, Any]) -> None:
             models.quantise(plain, target)
 
 
-TASKS = {"xray": _xray, "record": _record, "model": _model}
+def _decided(arguments: dict[str, Any]) -> None:
+    """Draw a prompt that leaves no choice of a model's oracle to rounding."""
+    decided = importlib.import_module("cke.validator.decided")
+    decided.write_request(Path(arguments["model"]), arguments["request"], Path(arguments["out"]))
+
+
+TASKS = {"xray": _xray, "record": _record, "model": _model, "decided": _decided}
 
 if __name__ == "__main__":
     sys.exit(main())
