@@ -66,6 +66,8 @@ def test_a_fault_that_the_first_layers_result_hides_is_named_in_the_first_layer(
     assert report.rounds[2].layers == (0,)
 
 
+SMALL_BASE = "100.0"
+"""Over 12 tokens a base of 12345 turns the queries by 1.6%, a fifth of what bf16 may round."""
 BF16 = ("gate-and-up", "rope-base", "rope-pairing", "attention-scale", "keys-and-values")
 
 
@@ -77,6 +79,8 @@ def test_a_fault_of_a_bf16_run_is_named_against_a_budget_of_bf16(
     name: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     fault = FAULTS[name]
+    if name == "rope-base":
+        fault = fault._replace(new=fault.new.replace("12345.0", SMALL_BASE))
     report = xray(
         tiny_model(fault.family),
         oracle="pytorch",
