@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from cke.errors import CkeError, Diagnostic
+from cke.errors import CkeError, Diagnostic, Note
 from cke.oracles.base import Array, Sink
 from cke.oracles.layout import config_sizes
 from cke.oracles.points import table_for, table_sizes
@@ -33,6 +33,8 @@ from cke.schemas.trace import (
     Segment,
 )
 
+UNREAD = "pooler."
+"""Weights of an encoder that no checkpoint depends on."""
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -217,9 +219,31 @@ def load_model(path: Path, dtype: str) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         if table_for(config.get_text_config().model_type).encoder:
             kind = transformers.AutoModel
-    model = kind.from_pretrained(folder, **arguments)
+    model, loading = kind.from_pretrained(folder, output_loading_info=True, **arguments)
+    drawn = sorted(name for name in loading["missing_keys"] if not name.startswith(UNREAD))
+    if drawn:
+        raise _drawn(path, drawn, type(model).__name__)
     pin(model)
     return model
+
+
+def _drawn(path: Path, names: list[str], kind: str) -> CkeError:
+    """Return the error of weights that a file does not give, so that they would be random."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return CkeError(
+        Diagnostic(
+            code="CKE718",
+            file=path.name,
+            message=f"transformers reads the file as `{kind}` and draws `{names[0]}`{more} at "
+            "random: expected every weight in the file",
+            notes=(
+                Note(
+                    "give the model's own folder with --oracle-model, or use another oracle",
+                    label="help",
+                ),
+            ),
+        )
+    )
 
 
 def pin(model: Any) -> None:

@@ -1,9 +1,11 @@
 """The transformers oracle on tiny random models of every family."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cke.errors import CkeError
 from cke.oracles.base import Array
@@ -112,3 +114,22 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CkeError, match=r"CKE711\]: the pytorch oracle runs f32, bf16 or f16"):
         load_model(tmp_path, "int8")
+
+
+def test_weights_that_a_file_does_not_give_are_no_oracle(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    from cke.oracles.gguf_writer import write_gguf
+    from cke.oracles.pytorch import load_model
+
+    write_gguf(tiny_model("mixtral"), tmp_path / "mixtral.gguf")
+    with pytest.raises(
+        CkeError, match=r"mixtral.gguf: error\[CKE718\]: transformers reads the file as"
+    ):
+        load_model(tmp_path / "mixtral.gguf", "f32")
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "llama")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CkeError, match=r"draws `model.layers.1.mlp.up_proj.weight` at random"):
+        load_model(folder, "f32")
