@@ -164,7 +164,10 @@ class PyTorchOracle:
                     "float32_matmul_precision": torch.get_float32_matmul_precision(),
                     "model_class": type(self.model).__name__,
                 },
-                facts={"layers": self.config.num_hidden_layers, **self.dims},
+                facts={
+                    "layers": self.config.num_hidden_layers,
+                    **{k: size for k, size in self.dims.items() if k not in self.table.uneven},
+                },
             ),
             identity=Identity(
                 model_sha256=None,

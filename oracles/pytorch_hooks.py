@@ -136,7 +136,7 @@ class Recorder:
     ) -> None:
         """Record a value [B, heads, rows, channels] of a function or of the cache."""
         value = value[:, 0] if point.shared else value.transpose(1, 2)
-        self._keep(name, layer, self._part(value, point), point.axes, role)
+        self._keep(name, layer, self._part(value, point), point.axes, role, version=point.version)
 
     def _keep(
         self,
@@ -146,6 +146,7 @@ class Recorder:
         axes: str,
         role: str | None = None,
         derivation: str | None = None,
+        version: int = 1,
     ) -> None:
         if self.segment is None or not self.request.wants(name, layer):
             return
@@ -168,6 +169,7 @@ class Recorder:
             role=role,
             derivation=derivation,
             order=self.order,
+            version=version,
         )
         self.order += 1
         self.sink.add(record, array)
@@ -198,7 +200,8 @@ class Recorder:
         for name, point in self.table.attention_function.items():
             derivation = SCORES if point.value == "scores" else None
             if point.value in values:
-                self._keep(name, layer, values[point.value], point.axes, None, derivation)
+                shown = values[point.value]
+                self._keep(name, layer, shown, point.axes, None, derivation, point.version)
             elif point.value in heads:
                 self._taken(name, layer, heads[point.value], point)
         for role, point in self.table.cache.items():

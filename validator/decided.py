@@ -21,8 +21,8 @@ from cke.runtime.schedule import CaptureRequest
 from cke.schemas.trace import Record
 from cke.validator.requests import REQUESTS, VOCABULARY
 
-CHOICES = frozenset({"logits", "mlp.router_logits"})
-"""Checkpoints whose order of values is a choice."""
+CHOICES = frozenset({"logits", "mlp.router_logits", "mlp.router_ids"})
+"""Checkpoints whose order of values is a choice, and the choice itself."""
 
 APART = 4 * 2**0.5
 """How many times their drift two values must be apart: four deviations of a difference."""
@@ -85,6 +85,10 @@ def _longer(
 def is_decided(exact: Values, rounded: Values, chosen: int) -> bool:
     """Return whether every first token and every expert is chosen by more than rounding moves."""
     for name, values in exact.items():
+        if name.endswith("router_ids"):
+            if not np.array_equal(values, rounded[name]):
+                return False
+            continue
         drift = float(np.sqrt(np.mean((values - rounded[name]) ** 2)))
         ordered = np.sort(values)[::-1][: 2 if name == "logits" else chosen + 1]
         if (-np.diff(ordered)).min() <= APART * drift:

@@ -33,7 +33,8 @@ class ModulePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FunctionPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint seen inside a registered attention or experts function, or in the cache.
 
-    `split` and `part` are those of a module's point; with `shared`, all heads are one.
+    `split` and `part` are those of a module's point; with `shared`, all heads are one. `version` is
+    that of the checkpoint in the taxonomy whose axes these are.
     """
 
     value: str
@@ -41,13 +42,15 @@ class FunctionPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: tuple[str, ...] = ()
     part: int = 0
     shared: bool = False
+    version: int = 1
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every checkpoint of a family, without its layer.
 
     `cache` are the roles of `attention.kv_append`; `experts` is the module of a layer whose
-    function is registered; `sizes` are dimensions by the key of the config that has them; with
+    function is registered; `sizes` are dimensions by the key of the config that has them, and
+    `uneven` those of more than one size, of which an oracle states none; with
     `recurrent`, some layers keep a state in place of keys and values. An `encoder` has no state,
     and takes images with `pixels`; with `repeated`, one module is several layers in turn. A point
     of the model without a module is its result, or an `item` of that.
@@ -62,6 +65,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experts_function: dict[str, FunctionPoint] = {}
     experts: str = "mlp.experts"
     sizes: dict[str, str] = {}
+    uneven: tuple[str, ...] = ()
     recurrent: bool = False
     encoder: bool = False
     pixels: bool = False

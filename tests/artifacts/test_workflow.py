@@ -76,7 +76,7 @@ def test_dtype_of_a_kernel_in_another_build_of_smollm2_is_found(
     text = kernel.read_text()
     result = "return settle(flat * scale)."
     assert result in text
-    rounded = "return settle(flat * scale).astype(jnp.bfloat16).astype(flat.dtype)."
+    rounded = "return settle(flat * scale).astype(jnp.float8_e4m3fn).astype(flat.dtype)."
     kernel.write_text(text.replace(result, rounded))
     base = ["--model", str(smollm2_gguf), "--tokens", PROMPT, "-n", "40"]
     for path, code in ((repository / "src", 0), (source, 4)):

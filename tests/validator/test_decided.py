@@ -53,8 +53,11 @@ def test_a_decided_prompt_is_chosen_alike_in_both_dtypes(tmp_path: Path) -> None
     for index, row in enumerate(asked["tokens"]):
         whole = [*row, *(step[index] for step in asked["forced"])]
         exact, rounded = (_choices(tmp_path / "mixtral", dtype, whole) for dtype in ("f32", "bf16"))
-        assert len(exact) == 4
+        assert len(exact) == 7
         for name, values in exact.items():
+            if name.endswith("router_ids"):
+                np.testing.assert_array_equal(values, rounded[name])
+                continue
             kept = 1 if name == "logits" else 2
             chosen, other = (
                 np.argsort(-item.reshape(len(whole), -1), axis=1)[:, :kept]
@@ -70,4 +73,7 @@ def test_a_choice_inside_the_drift_is_not_decided() -> None:
     assert is_decided(exact, exact, 2)
     assert not is_decided(exact, {**drift, "router": np.array([3.0, 2.1, 1.9])}, 2)
     assert not is_decided(exact, {**drift, "logits": np.array([2.0, 2.0, 1.0])}, 1)
+    ids = {"mlp.router_ids": np.array([0.0, 1.0])}
+    assert is_decided(ids, ids, 2)
+    assert not is_decided(ids, {"mlp.router_ids": np.array([1.0, 0.0])}, 2)
     assert not is_decided({"logits": np.array([2.0, 2.0])}, {"logits": np.array([2.0, 2.0])}, 1)
