@@ -10,7 +10,7 @@ from cke.runtime.schedule import CaptureRequest
 from cke.runtime.trace_reader import TraceFolder
 from cke.schemas.diagnosis import Round, Stage
 from cke.schemas.numerical_report import Ranking, Report, Row
-from cke.schemas.trace import Body
+from cke.schemas.trace import Body, Record
 from cke.xray.diff import OVER, diff_traces
 from cke.xray.finding import Finding
 from cke.xray.graph import ProgramGraph, graph_of
@@ -98,7 +98,7 @@ class Case:
         if finding is not None:
             return finding
         self.pairs.append((mine, theirs))
-        self._measure(diff_traces(mine, theirs))
+        self._measure(diff_traces(mine, theirs, layers_before=self._layers_before))
         return None
 
     def replay_decode(self) -> None:
@@ -145,6 +145,15 @@ class Case:
         finding, count = weights_fault(graph, self.subject, oracle, self.subject.dtype)
         self.stage("weights", finding, count, "bound weights against those that the oracle loaded")
         return finding
+
+    def _layers_before(self, record: Record) -> int | None:
+        """Return how many layers of the graph a checkpoint outside the layers comes after."""
+        graph = next(iter(self.graphs.values()))
+        site = graph.site_of(record.checkpoint_id, record.role)
+        if site is None or site.step < 0:
+            return None
+        passed = (step.layer for step in graph.steps[: site.step])
+        return max((layer + 1 for layer in passed if layer is not None), default=0)
 
     def _measure(self, report: Report) -> None:
         self.report = report

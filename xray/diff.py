@@ -50,12 +50,19 @@ OVER = ("over", "nonfinite", "summary_over")
 NEVER_SUMMED = ("B", "T", "V")
 Pair = tuple[Record | None, Record | None]
 Progress = Callable[[int, int], None]
+LayersBefore = Callable[[Record], int | None]
 
 
 def diff_traces(
-    subject: TraceFolder, oracle: TraceFolder, progress: Progress = lambda done, total: None
+    subject: TraceFolder,
+    oracle: TraceFolder,
+    progress: Progress = lambda done, total: None,
+    layers_before: LayersBefore = lambda record: None,
 ) -> Report:
     """Return the numerical report; both traces must hold the same tokens and schedule.
+
+    `layers_before` says how many layers a checkpoint outside the layers comes after, where the
+    traces hold a part of the edges and do not show it.
 
     Metadata of every row is compared before the first tensor is opened. A side whose captures
     changed a bit is no evidence and is refused (CKE724).
@@ -66,7 +73,7 @@ def diff_traces(
     rows: list[Row] = []
     depth, longest = 0, 1
     for stop, pair in enumerate(pairs):
-        depth = _depth(pair, depth)
+        depth = _depth(pair, depth, layers_before)
         rows.append(_row(stop, pair, (depth, longest), subject, oracle))
         longest = _longest(pair, longest)
         progress(stop + 1, len(pairs))
@@ -128,12 +135,15 @@ def _pairs(subject: TraceFolder, oracle: TraceFolder) -> list[Pair]:
     return pairs + [(None, record) for key, record in theirs.items() if key not in used]
 
 
-def _depth(pair: Pair, before: int) -> int:
+def _depth(pair: Pair, before: int, layers_before: LayersBefore) -> int:
     """Return the layers passed at a stop: what follows the last layer has passed all of them."""
     shown = pair[0] or pair[1]
     assert shown is not None, "a pair has a side"
     if shown.layer is not None:
         return shown.layer + 1
+    known = layers_before(shown)
+    if known is not None:
+        return known
     return 0 if shown.checkpoint_id == "embedding" else before
 
 

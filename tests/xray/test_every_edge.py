@@ -125,6 +125,23 @@ def test_without_a_fault_every_edge_of_every_layer_was_compared(
     assert {row.check for row in report.rankings} == {"mixed_prefill", "teacher_forced"}
 
 
+@pytest.mark.contract("XRAY-13")
+@pytest.mark.slow
+def test_what_follows_the_layers_is_held_to_a_budget_of_all_of_them(
+    sides: tuple[Interpreted, Oracle], tmp_path: Path
+) -> None:
+    report = diagnosed(sides, (), tmp_path / "rounds")
+    budgets = {(point.segment, point.checkpoint_id): point.budget for point in report.points}
+    last = max(item.layer or 0 for item in report.circuit)
+    for segment in range(2):
+        end = budgets[segment, f"layer.{last}.layer_output"]
+        final = budgets[segment, "final_norm"]
+        assert final is not None
+        assert end is not None
+        assert budgets[segment, "embedding"] != end
+        assert 0.5 * end < final
+
+
 @pytest.mark.contract("XRAY-36")
 def test_declared_metadata_stops_before_either_side_runs(
     sides: tuple[Interpreted, Oracle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
