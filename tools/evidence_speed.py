@@ -104,15 +104,12 @@ def in_process(model: Model, given: argparse.Namespace, scratch: Path) -> dict[s
         lambda: run(capturing, True, **summary),
         given.pairs,
     )
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     prefill = pairs(lambda: run(plain, False), lambda: run(capturing, True), given.pairs)
     return {
         "summaries over plain, decode": ratio(decode, 2),
         "the same by the clock": ratio(decode, 3),
         "tensors over plain, prefill": ratio(prefill, 0),
         "the same by the clock, with writing": ratio(prefill, 1),
-        "peak memory above, MB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-        / 1e3,
     }
 
 
