@@ -146,7 +146,13 @@ def test_packet_that_is_not_regular_is_refused_without_blocking(make, tmp_path: 
 
 @contract("PKT-33")
 def test_device_is_refused() -> None:
-    assert "expected a regular file" in refusal_text(analyze(Path("/dev/null")))
+    ours, theirs = os.openpty()
+    try:
+        outcome = analyze(Path(os.ttyname(theirs)))
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "expected a regular file" in refusal_text(outcome)
 
 
 @contract("PKT-34")

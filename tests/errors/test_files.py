@@ -14,6 +14,41 @@ def test_write_makes_folders_and_leaves_no_temporary_file(tmp_path: Path) -> Non
     assert os.listdir(tmp_path / "a") == ["b.txt"]
 
 
+def test_device_is_written_to_and_stays() -> None:
+    ours, theirs = os.openpty()
+    try:
+        name = Path(os.ttyname(theirs))
+        device = name.stat()
+        write_atomically(name, b"text\n")
+        assert os.read(ours, 16).split() == [b"text"]
+        assert name.stat().st_rdev == device.st_rdev
+        assert name.is_char_device()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(path, b"text")
+        assert os.read(reader, 16) == b"text"
+        assert path.is_fifo()
+    finally:
+        os.close(reader)
+
+
+def test_redirected_stdout_is_written_to_and_its_link_stays(tmp_path: Path) -> None:
+    with tmp_path.joinpath("out.txt").open("wb") as file:
+        link = Path(f"/proc/self/fd/{file.fileno()}")
+        write_atomically(link, b"text")
+        assert link.is_symlink()
+    assert os.listdir(tmp_path) == ["out.txt"]
+    assert tmp_path.joinpath("out.txt").read_bytes() == b"text"
+
+
 def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "b.txt"
     path.write_bytes(b"old")

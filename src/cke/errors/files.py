@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,12 @@ def cache_folder(*parts: str) -> Path:
 def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Write the file whole or not at all: a temporary file beside it, fsync, rename, fsync.
 
-    `mode` is the file's mode; None is the usual one of a new file.
+    `mode` is the mode of the file; None is the usual one. A device or a pipe is written to
+    as it is: a rename would put a file there instead.
     """
+    if _is_stream(path):
+        path.write_bytes(data)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -37,6 +42,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
             os.unlink(temporary)
         raise
     _sync_folder(path.parent)
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    redirected = path.is_symlink() and path.absolute().parts[1:2] in [("dev",), ("proc",)]
+    return redirected or stat.S_ISCHR(kind) or stat.S_ISBLK(kind) or stat.S_ISFIFO(kind)
 
 
 def _sync_folder(folder: Path) -> None:
