@@ -1,6 +1,7 @@
 """What Model Explorer loads: graphs with edges that end at nodes, and data for those nodes."""
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -74,6 +75,23 @@ def test_colours_say_what_was_found_what_is_over_and_what_was_not_seen(report: D
     assert attributes["first divergence"] == "POSITION_CONTRACT_MISMATCH"
     assert attributes["owner"] == "circuit"
     assert {item["value"] for item in graph["nodes"][2]["attrs"]} >= {"not compared"}
+
+
+def test_group_has_a_border_of_the_worst_colour_of_its_ops(
+    report: Diagnosis,
+) -> None:
+    (graph,) = graphs(report)
+    shown = {
+        name: (group["borderColor"], group.get("textColor"))
+        for name in ("embed", "layer.0", "layer.0/attention", "layer.00", "layerx0")
+        for group in graph["groupNodeConfigs"]
+        if re.search(group["namespaceRegex"], name)
+    }
+    assert shown == {
+        "embed": (EXACT, None),
+        "layer.0": (FINDING, FINDING),
+        "layer.0/attention": (FINDING, FINDING),
+    }
 
 
 def test_node_data_names_nodes_of_its_graph(report: Diagnosis) -> None:

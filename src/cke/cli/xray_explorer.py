@@ -1,15 +1,19 @@
 """A diagnosis for Google's Model Explorer: the graphs that it loads, and the errors as node data.
 
-`graphs` is a JSON list of graphs, one for each phase, whose nodes have the colours of their errors;
-`node_data` is the file of per-node values that is loaded over them. Both are made of the report.
+`graphs` is a JSON list of graphs, one for each phase: a node has the colour of its error, and the
+border of a group is the worst colour in it. `node_data` is the file of per-node values that is
+loaded over them. Both are made of the report.
 """
 
+import re
+from itertools import accumulate
 from typing import Any
 
 from cke.schemas.diagnosis import CircuitRow, Diagnosis
 from cke.xray.diff import OVER as ROWS_OVER
 
 FINDING, OVER, WITHIN, EXACT, UNSEEN = "#a40e26", "#ff9b8a", "#fff3c4", "#b7e4c0", "#d0d7de"
+SEVERITY = (UNSEEN, EXACT, WITHIN, OVER, FINDING)
 WORST = (*ROWS_OVER, "layout")
 
 
@@ -20,6 +24,7 @@ def graphs(report: Diagnosis) -> list[dict[str, Any]]:
             "id": phase,
             "nodes": [_node(report, place, row) for place, row in rows],
             "groupNodeAttributes": {"": _about(report)},
+            "groupNodeConfigs": _groups(report, [row for _, row in rows]),
         }
         for phase, rows in _phases(report).items()
     ]
@@ -50,13 +55,32 @@ def _id(row: CircuitRow) -> str:
     return f"{row.step}/{row.op}"
 
 
+def _namespace(row: CircuitRow) -> list[str]:
+    return [row.step, *row.op.split(".")[:-1]]
+
+
+def _groups(report: Diagnosis, rows: list[CircuitRow]) -> list[dict[str, str]]:
+    worst: dict[str, str] = {}
+    for row in rows:
+        for group in accumulate(_namespace(row), "{}/{}".format):
+            worst[group] = max(worst.get(group, UNSEEN), _colour(report, row), key=SEVERITY.index)
+    return [
+        {
+            "namespaceRegex": f"^{re.escape(group)}$",
+            "borderColor": colour,
+            **({"textColor": FINDING} if colour == FINDING else {}),
+        }
+        for group, colour in worst.items()
+    ]
+
+
 def _node(report: Diagnosis, place: int, row: CircuitRow) -> dict[str, Any]:
-    *parts, name = row.op.split(".")
+    name = row.op.rpartition(".")[2]
     sources = [report.circuit[index] for index in row.reads]
     return {
         "id": _id(row),
         "label": row.operator,
-        "namespace": "/".join([row.step, *parts]),
+        "namespace": "/".join(_namespace(row)),
         "attrs": [{"key": key, "value": value} for key, value in _facts(report, row, name)],
         "incomingEdges": [
             {
