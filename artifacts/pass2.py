@@ -43,13 +43,13 @@ def reproduce(
     """Return whether the rerun reproduces the boundary of the original pair."""
     failure = _start(calibration, tokens, original)
     tier: Tier = "reproduction_request_only"
-    if failure is None and rerun is None:
-        failure = ("inconclusive", "no_independent_rerun")
-    elif failure is None and rerun is not None:
-        failure = next(_gates(tokens, original, rerun), None)
-        tier = (
-            "independent_rerun_verified" if failure is None else "original_pair_boundary_consistent"
-        )
+    if failure is None:
+        if rerun is None:
+            failure = ("inconclusive", "no_independent_rerun")
+        else:
+            failure = next(_gates(tokens, original, rerun), None)
+            verified = failure is None
+            tier = "independent_rerun_verified" if verified else "original_pair_boundary_consistent"
     index = tokens.generated_index
     prompt = original.reference.value.report.prompt_sequences[0].token_count
     threads = any(item.value.manifest.runtime.thread_count > 1 for _, item in original.items())

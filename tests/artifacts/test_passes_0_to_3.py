@@ -295,6 +295,26 @@ def reproduced(rerun=None, first=None, **change):
     return reproduce(calibration, tokens, first or pair(found.original), rerun or pair(found.rerun))
 
 
+def bare(**change):
+    """Pass 2 of the original pair alone."""
+    found = generation(0)
+    tokens = replace(found.tokens, **change)
+    return reproduce(found.calibration, tokens, pair(found.original), None)
+
+
+@pytest.mark.contract("LIS-141")
+def test_without_a_boundary_there_is_no_position_of_the_context():
+    one = original("reference")
+    calibration = calibrate(one, one, prompts=PROMPTS)
+    found = reproduce(calibration, localize_tokens(calibration, one, one), Pair(one, one), None)
+    assert (found.status, found.generated_index, found.context_position) == (
+        "no_mismatch_to_reproduce",
+        None,
+        None,
+    )
+    assert bare(generated_index=None).status == "token_localization_not_available"
+
+
 def changed(*changes, role="candidate"):
     """The rerun pair with one report changed."""
     found = pair(generation(0).rerun)
@@ -352,6 +372,7 @@ def test_other_statuses_of_pass_2():
         ("blocked_by_strength_limit", "token_localization_not_available"),
     ):
         assert reproduced(pass2_disposition=disposition).status == status
+        assert bare(pass2_disposition=disposition).status == status
     found = generation(0)
     alone = reproduce(found.calibration, found.tokens, pair(found.original), None)
     assert (alone.status, alone.tier) == ("inconclusive", "reproduction_request_only")
