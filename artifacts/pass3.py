@@ -116,7 +116,7 @@ def _compare(
     )
     walked = until_mismatch(comparisons)
     mismatch = walked[-1] if not walked[-1].digest_equal else None
-    found = _blocked(reproduction, "no_mismatch_in_captured_coverage", "")
+    found = _blocked(reproduction, "no_mismatch_in_captured_coverage")
     return msgspec.structs.replace(
         found,
         status="no_mismatch_in_captured_coverage" if not mismatch else "observable_mismatch_found",
@@ -191,11 +191,11 @@ def _disposition(reproduction: PrefixReproduction) -> LayerDisposition:
 
 
 def _blocked(
-    reproduction: PrefixReproduction, status: LayerStatus, reason: str
+    reproduction: PrefixReproduction, status: LayerStatus, *reasons: str
 ) -> LayerLocalization:
     return LayerLocalization(
         status=status,
         disposition="blocked",
-        reasons=(reason,) if reason else (),
+        reasons=reasons,
         pass2_sha256=struct_sha(reproduction),
     )
