@@ -20,7 +20,7 @@ from cke.xray.local import Bench, Judged
 from cke.xray.metrics import compare
 from cke.xray.missing import coefficients, fitted, insertions, lost_ropes, lost_sums
 from cke.xray.replay import NotReplayable
-from cke.xray.rewired import later_edges, lost_activations, ropes_before_a_cache
+from cke.xray.rewired import later_edges, lost_activations, regrouped, ropes_before_a_cache
 
 REPLAY_ERRORS = (
     NotReplayable,
@@ -164,6 +164,7 @@ def _fits(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate
 
 def _rewired(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
     yield from lost_activations(step, op)
+    yield from regrouped(bench, judged, step, op)
     yield from ropes_before_a_cache(bench, judged, step, op)
     yield from later_edges(bench, judged, step, op)
 

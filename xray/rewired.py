@@ -1,4 +1,4 @@
-"""Counterfactuals of last resort: what was left out before an op, an edge that is made later.
+"""Counterfactuals of last resort: what was left out before an op, two ops exchanged, a later edge.
 
 They are tried when no likelier change closes the gap, since they are many.
 """
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
-from cke.xray.candidates import ACTIVATIONS, Candidate, read_instead
-from cke.xray.graph import Site
+from cke.xray.candidates import ACTIVATIONS, PAIRWISE, Candidate, read_instead
+from cke.xray.graph import ProgramGraph, Site
 from cke.xray.local import Bench, Judged
 from cke.xray.missing import lost_ropes
 from cke.xray.replay import Change
@@ -35,6 +35,80 @@ def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
                 new=name,
                 origin="operator table",
             )
+
+
+def regrouped(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
+    """Yield an activation and the sum or product next to it in the other order.
+
+    `act(a) * b` in place of `act(a * b)`, and back: two ops that one line of a circuit makes.
+    """
+    graph = bench.graph(judged.segment)
+    makers = {edge.name: other for other in graph.function(step).ops for edge in other.results}
+    for place, name in enumerate(op.inputs):
+        inner = makers.get(name or "")
+        if inner is None or None in inner.inputs:
+            continue
+        if op.operator in ACTIVATIONS and inner.operator in PAIRWISE:
+            pairs = _one_activated(bench, judged, step, op, inner)
+        elif op.operator in PAIRWISE and inner.operator in ACTIVATIONS:
+            pairs = _whole_activated(graph, step, op, place, inner)
+        else:
+            continue
+        old = _written(op, place, inner)
+        for change, new in pairs:
+            yield Candidate(
+                change=change,
+                kind="operand",
+                what="the order of two ops",
+                old=old,
+                new=new,
+                origin="two ops exchanged",
+            )
+
+
+def _one_activated(
+    bench: Bench, judged: Judged, step: int, op: Op, inner: Op
+) -> Iterator[tuple[Change, str]]:
+    """Yield `f(a) o b` and `a o f(b)` of `f(a o b)`."""
+    graph = bench.graph(judged.segment)
+    combine = REFERENCES[inner.operator]
+    for turned in (0, 1):
+        site, other = (Site(step, inner.inputs[at] or "") for at in (turned, 1 - turned))
+        beside = bench.oracle.value(graph, judged.segment, graph.origin(other))
+        if beside is None:
+            continue
+
+        def after(
+            results: tuple[Array, ...], beside: Array = beside, turned: int = turned
+        ) -> tuple[Array, ...]:
+            return (combine(*((results[0], beside) if turned == 0 else (beside, results[0]))),)
+
+        parts = [str(name) for name in inner.inputs]
+        parts[turned] = f"{op.operator}({parts[turned]})"
+        change = Change(step, op.id, inputs={0: graph.origin(site)}, after=after)
+        yield change, f"{inner.operator}({', '.join(parts)})"
+
+
+def _whole_activated(
+    graph: ProgramGraph, step: int, op: Op, place: int, inner: Op
+) -> Iterator[tuple[Change, str]]:
+    """Yield `f(a o b)` of `f(a) o b`."""
+    activate = REFERENCES[inner.operator]
+    parts = [str(name) for name in op.inputs]
+    parts[place] = str(inner.inputs[0])
+    change = Change(
+        step,
+        op.id,
+        inputs={place: graph.origin(Site(step, parts[place]))},
+        after=lambda results: (activate(results[0]),),
+    )
+    yield change, f"{inner.operator}({op.operator}({', '.join(parts)}))"
+
+
+def _written(op: Op, place: int, inner: Op) -> str:
+    parts = [str(name) for name in op.inputs]
+    parts[place] = f"{inner.operator}({', '.join(map(str, inner.inputs))})"
+    return f"{op.operator}({', '.join(parts)})"
 
 
 def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:

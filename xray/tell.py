@@ -167,9 +167,8 @@ def _why(found: Divergence) -> Iterable[str]:
         for left, metrics, good in replay_rows(found.replay):
             mark = "agrees" if good else "DIFFERS"
             yield f"{'':{LABEL}}  {left:<34} {mark:<8} {error_text(metrics)}"
-    else:
-        for index, reason in enumerate(found.because):
-            yield from _wrapped("why" if index == 0 else "", reason)
+    elif found.because:
+        yield from _wrapped("why", "\n".join(found.because))
     change = found.confirmed_by
     if change is not None:
         yield from _wrapped("proof", proof(found, change))

@@ -265,7 +265,7 @@ def test_a_trace_of_an_oracle_or_of_other_weights_is_refused(
     )
     model = cke.api.load(tiny_model("llama"))
     with pytest.raises(RejectedError) as caught:
-        RecordedSubject(model, None, subject)
+        RecordedSubject(model, subject)
     assert "`$.body.identity.model_sha256`: error[CKE734]: expected the trace of this model" in (
         str(caught.value)
     )
@@ -280,7 +280,7 @@ def test_with_its_model_a_recorded_fault_is_named_and_confirmed(
     circuit = edited(fault, tmp_path / "circuits")
     request = CaptureRequest(tokens=((7, 3, 11, 5, 2, 9),), forced=((4,),))
     model = cke.api.load(folder, circuit)
-    subject_trace(model, request, tmp_path / "mine", circuit=circuit)
+    subject_trace(model, request, tmp_path / "mine")
     report = xray(
         model, oracle="pytorch", circuit=circuit, out=tmp_path / "out", recorded=tmp_path / "mine"
     )

@@ -68,6 +68,14 @@ FAULTS = {
         "CIRCUIT_PRODUCER_MISMATCH",
         "operand 0",
     ),
+    "activation-of-the-product": CircuitFault(
+        "llama",
+        "h = act(gate) * up",
+        "h = act(gate * up)",
+        "layer.0.mlp.mlp_gated_activation",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "the order of two ops",
+    ),
     "norm-of-another-edge": CircuitFault(
         "llama",
         "h = mlp_norm(x)                                           @ mlp_norm_output\n"

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from cke.api import load
 from cke.api.diagnosis import xray
+from cke.api.evidence import subject_trace
+from cke.runtime.schedule import CaptureRequest
 from tests.models import TinyModel
 from tests.xray.faults import FAULTS, edited
 
@@ -98,3 +101,27 @@ def test_a_fault_of_a_bf16_run_is_named_against_a_budget_of_bf16(
     assert found.gate is not None
     assert found.gate.relative_rmse >= 2.0**-8
     assert report.stages[3].state == "passed"
+
+
+@pytest.mark.contract("XRAY-19")
+def test_a_product_that_the_oracle_activates_is_named_by_its_order(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    fault = FAULTS["activation-of-the-product"]
+    model, circuit = tiny_model(fault.family), edited(fault, tmp_path / "circuits")
+    request = CaptureRequest(tokens=((3, 9, 4, 1, 7),))
+    subject_trace(load(model, circuit), request, tmp_path / "oracle")
+    report = xray(
+        model, oracle=str(tmp_path / "oracle"), out=tmp_path / "out", tokens=request.tokens
+    )
+    found = report.first_divergence
+    assert found is not None
+    assert (found.checkpoint_id, found.failure_class) == (
+        fault.checkpoint_id,
+        fault.failure_class,
+    )
+    assert found.confirmed_by is not None
+    assert (found.confirmed_by.old, found.confirmed_by.new) == (
+        "multiply(silu(mlp.gate), mlp.up)",
+        "silu(multiply(mlp.gate, mlp.up))",
+    )

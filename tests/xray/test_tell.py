@@ -30,6 +30,13 @@ def test_a_long_report_still_fits() -> None:
     assert lines[-1] == "… report.md has the rest"
 
 
+def test_reasons_stand_under_one_label() -> None:
+    found = msgspec.structs.replace(reports.divergence(), replay=None, because=("one", "two"))
+    lines = human(msgspec.structs.replace(reports.finding(), first_divergence=found)).splitlines()
+    at = lines.index("why       one")
+    assert lines[at + 1] == "          two"
+
+
 def test_a_finding_says_what_where_how_much_why_who_and_what_to_do() -> None:
     text = " ".join(human(reports.finding()).split())
     for part in (

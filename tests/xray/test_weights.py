@@ -25,7 +25,7 @@ LAYER = "model.layers.1."
 def _compared(folder: Path, gguf: Path, dtype: str = "float32") -> tuple[Finding | None, int]:
     from cke.oracles.llamacpp import LlamaCppOracle
 
-    subject = ModelSubject(cke.api.load(folder, dtype=dtype), None)
+    subject = ModelSubject(cke.api.load(folder, dtype=dtype))
     graph = ProgramGraph(subject.manifest, "prefill")
     loaded = LlamaCppOracle(gguf).module_weights()
     return weights_fault(graph, subject, loaded, subject.dtype)

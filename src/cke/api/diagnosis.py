@@ -46,12 +46,11 @@ MAX_REPORT = 256 << 20
 class ModelSubject:
     """A model with its circuit, as the subject of a diagnosis."""
 
-    def __init__(self, model: Model, circuit: str | Path | None) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self.circuit = circuit
         self.dtype = model.dtype
         self.constants: dict[str, Any] = dict(model.files.config)
-        package = built_package(model.files, circuit, model.dtype, ("*",))
+        package = built_package(model.files, model.circuit, model.dtype, ("*",))
         assert package.manifest is not None, "a built package has a manifest"
         self.manifest: Manifest = package.manifest
         self._stored = Weights(model.files, self.manifest.bindings)
@@ -63,7 +62,7 @@ class ModelSubject:
 
     def _driver(self, patterns: tuple[str, ...]) -> Driver:
         if patterns not in self._drivers:
-            package = built_package(self.model.files, self.circuit, self.dtype, patterns)
+            package = built_package(self.model.files, self.model.circuit, self.dtype, patterns)
             self._drivers[patterns] = make_driver("per_layer", package, self.model.weights)
         return self._drivers[patterns]
 
@@ -212,14 +211,15 @@ def xray(
     """
     measured = None if packet is None else admit_packet(Path(packet))
     loaded = model if isinstance(model, Model) else load(model, circuit, dtype)
+    circuit = loaded.circuit
     path = Path(str(model)) if not isinstance(model, Model) else loaded.files.path
     if measured is not None:
         check_weights(measured, loaded)
-    subject = ModelSubject(loaded, circuit)
+    subject = ModelSubject(loaded)
     if recorded is not None:
         from cke.api.recorded_subject import RecordedSubject
 
-        subject = RecordedSubject(loaded, circuit, Path(recorded))
+        subject = RecordedSubject(loaded, Path(recorded))
     side = opened_side(oracle, oracle_model or path, run_dtype(dtype))
     known = getattr(subject, "trace", None) or getattr(side, "trace", None)
     given = pixels_request(loaded.manifest, pixels) if pixels is not None else None

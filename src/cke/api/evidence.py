@@ -26,13 +26,10 @@ from cke.schemas.trace import Identity, Trace
 ORACLE_DTYPES = {"float16": "f16", "f16": "f16"}
 
 
-def subject_trace(
-    model: Model, request: CaptureRequest, out: Path, *, circuit: str | Path | None = None
-) -> Trace:
+def subject_trace(model: Model, request: CaptureRequest, out: Path) -> Trace:
     """Capture `request` on the model and write its trace to the folder `out`.
 
-    `circuit` is what the model was loaded with, so that the capturing packages are its own. Edges
-    of the request may be ranges of stops, such as `10:20`. What changed a bit goes to
+    Edges of the request may be ranges of stops, such as `10:20`. What changed a bit goes to
     `OUT.rejected`.
     """
     if request.edges is not None:
@@ -42,7 +39,7 @@ def subject_trace(
 
     def evidence(patterns: tuple[str, ...]) -> Driver:
         if patterns not in drivers:
-            package = built_package(model.files, circuit, model.dtype, patterns)
+            package = built_package(model.files, model.circuit, model.dtype, patterns)
             drivers[patterns] = make_driver("per_layer", package, model.weights)
         return drivers[patterns]
 

@@ -35,16 +35,23 @@ Progress = Callable[[str], None]
 class Model:
     """A package with its weights on the device; sessions of one driver share both.
 
-    `seconds` says what loading took, by part.
+    `circuit` is what it was loaded with: packages that capture are built from it again. `seconds`
+    says what loading took, by part.
     """
 
     def __init__(
-        self, files: ModelFiles, package: Package, dtype: str, driver: str = DEFAULT_DRIVER
+        self,
+        files: ModelFiles,
+        package: Package,
+        dtype: str,
+        driver: str = DEFAULT_DRIVER,
+        circuit: str | Path | None = None,
     ) -> None:
         self.files = files
         self.package = package
         self.dtype = dtype
         self.driver_name = driver
+        self.circuit = circuit
         self.seconds: dict[str, float] = {}
         self._drivers: dict[str, Driver] = {}
         self._sessions: dict[tuple[str, int], Session] = {}
@@ -166,7 +173,7 @@ def load(
     keep_compiled_programs()
     files = open_model(Path(path), allow_pickle=allow_pickle)
     package = built_package(files, circuit, short, tuple(capture), progress)
-    model = Model(files, package, short, driver)
+    model = Model(files, package, short, driver, circuit)
     model.seconds["build"] = time.perf_counter() - started
     return model
 

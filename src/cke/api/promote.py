@@ -2,7 +2,6 @@
 
 from importlib.resources import files as resources
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,10 +49,10 @@ def promote(
     asked = _exposed(rows, candidate, loaded)
     oracle_trace(model, oracle, asked, out / "oracle", dtype=dtype)
     theirs = read_trace(out / "oracle")
-    before = _measured(loaded, asked, out / "incumbent", theirs, circuit)
+    before = _measured(loaded, asked, out / "incumbent", theirs)
     with preferring(candidate.id):
         changed = load(model, circuit, dtype)
-        after = _measured(changed, asked, out / "candidate", theirs, circuit)
+        after = _measured(changed, asked, out / "candidate", theirs)
     gate = provider_gate(incumbent, candidate, before, after, epsilon)
     write_atomically(out / GATE, to_json(document_of(gate)))
     return gate
@@ -108,10 +107,8 @@ def _exposed(request: CaptureRequest, candidate: KernelContract, model: Model) -
     return msgspec.structs.replace(request, edges=frozenset(names - hidden))
 
 
-def _measured(
-    model: Model, request: CaptureRequest, out: Path, theirs: TraceFolder, circuit: Any
-) -> Report:
-    subject_trace(model, request, out, circuit=circuit)
+def _measured(model: Model, request: CaptureRequest, out: Path, theirs: TraceFolder) -> Report:
+    subject_trace(model, request, out)
     return diff_traces(read_trace(out), theirs)
 
 

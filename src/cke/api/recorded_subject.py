@@ -26,8 +26,8 @@ from cke.xray.traces import diagnose_trace
 class RecordedSubject(ModelSubject):
     """A trace of a model, with the model: what it captured is all that is captured."""
 
-    def __init__(self, model: Model, circuit: str | Path | None, folder: Path) -> None:
-        super().__init__(model, circuit)
+    def __init__(self, model: Model, folder: Path) -> None:
+        super().__init__(model)
         self.trace = subject_trace_of(folder)
         self._check(folder)
 
@@ -43,7 +43,7 @@ class RecordedSubject(ModelSubject):
     def _check(self, folder: Path) -> None:
         """Raise RejectedError for a trace of other weights or of another build of the circuit."""
         known = self.trace.trace.body.identity
-        built = built_package(self.model.files, self.circuit, self.dtype)
+        built = built_package(self.model.files, self.model.circuit, self.dtype)
         pairs = (
             ("model_sha256", known.model_sha256, identity_of(self.model.files).model_sha256),
             ("manifest_sha256", known.manifest_sha256, canonical_sha256(built.manifest)),

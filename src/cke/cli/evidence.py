@@ -131,7 +131,7 @@ def trace(
     request = request_of(tokens or "0", steps, segments, edges, layers, capture)
     if pixels is not None:
         request = with_pixels(request, loaded.manifest, pixels)
-    written = subject_trace(loaded, request, out, circuit=circuit)
+    written = subject_trace(loaded, request, out)
     body = written.body
     gate = body.neutrality
     print(f"{len(body.records)} captures in {out}: {gate.status}")

@@ -140,7 +140,7 @@ def backend(
 
     def command(folder: Path, findings: "Findings") -> list[str]:
         oracle = folder / PACKET
-        keep_packet(engines[0], reference_circuit, request.tokens, findings, oracle)
+        keep_packet(engines[0], request.tokens, findings, oracle)
         circuit, dtype, _ = sides[1]
         return xray_command(model, circuit, dtype, str(oracle), folder)
 

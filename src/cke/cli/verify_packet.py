@@ -31,7 +31,6 @@ def forced_rows(prompt: Sequence[int], findings: "Findings") -> tuple[str, str]:
 
 def keep_packet(
     reference: "ModelEngine",
-    circuit: str | None,
     prompt: Sequence[int],
     findings: "Findings",
     out: Path,
@@ -42,7 +41,7 @@ def keep_packet(
 
     first, *steps = forwards_of(prompt, findings)
     request = CaptureRequest(tokens=(first,), forced=tuple(steps))
-    subject_trace(reference.model, request, out, circuit=circuit)
+    subject_trace(reference.model, request, out)
 
 
 def xray_command(
