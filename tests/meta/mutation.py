@@ -5,7 +5,7 @@ python -m tests.meta.mutation SUBJECT [MODULE ...] [--seconds N] [--again] [--al
 Each rule is tried in a forked process with the nearest tests that run its lines, and no file is
 changed. What became of it is kept in runs/mutation/ by the hash of its module, so that a run which
 was cut short goes on; a survivor is tried again when a test changed. The exit code says whether one
-is left that `tests/meta/mutation/SUBJECT.toml` does not excuse with a reason.
+is left that `tests/meta/mutation_SUBJECT.toml` does not excuse with a reason.
 """
 
 import argparse
@@ -306,7 +306,7 @@ def describe(module: Module, rule: Rule) -> str:
 
 def excuses(name: str) -> dict[str, str]:
     """Rules that no test can notice, as `file how: text`, each with its reason."""
-    path = ROOT / "tests" / "meta" / "mutation" / f"{name}.toml"
+    path = Path(__file__).with_name(f"mutation_{name}.toml")
     return tomllib.loads(path.read_text()) if path.exists() else {}
 
 
