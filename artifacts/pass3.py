@@ -24,7 +24,7 @@ from cke.schemas.differential import (
     PrefixReproduction,
     TokenLocalization,
 )
-from cke.schemas.layer_trace import LAYER_DOMAIN, LayerEntry, LayerLayout, LayerTrace
+from cke.schemas.layer_trace import LAYER_DOMAIN, LAYER_LAYOUT, LayerEntry, LayerLayout, LayerTrace
 
 ENTRY = "entry"
 
@@ -54,8 +54,8 @@ def localize_layers(
     try:
         traces = [load_layer_trace(item.trace, TRACE_PATH).value for item in bound]
     except CkeError as error:
-        where = error.diagnostics[0].path or "$"
-        return _blocked(reproduction, "checkpoint_summary_malformed", where[:256])
+        where = str(error.diagnostics[0].path)[:256]
+        return _blocked(reproduction, "checkpoint_summary_malformed", where)
     return _compare(reproduction, traces, bound)
 
 
@@ -79,10 +79,7 @@ def _support(trace: dict[str, Any]) -> tuple[LayerStatus, str] | None:
     model = trace.get("manifest", {}).get("model", {})
     if not isinstance(layout, dict) or model.get("family") not in LOCALISED:
         return "unsupported_checkpoint_layout", "no_versioned_layout"
-    if (layout.get("layout_name"), layout.get("layout_version")) != (
-        "llama_layer_output_summary",
-        1,
-    ):
+    if (layout.get("layout_name"), layout.get("layout_version")) != (LAYER_LAYOUT, 1):
         return "unsupported_checkpoint_layout", "layout_unknown"
     contract = layout.get("digest_contract")
     if not isinstance(contract, dict) or contract.get("version") != LAYER_DOMAIN:

@@ -550,6 +550,8 @@ def test_status_of_pass_3(status, changes, role):
     side = with_trace(one if role == "reference" else two, *changes)
     found = localized(**{role: side})
     assert (found.status, found.disposition) == (status, "blocked")
+    if status == "checkpoint_summary_malformed":
+        assert found.reasons[0].startswith("$.layer_trace[0]")
 
 
 @pytest.mark.contract("LIS-141", "LIS-89", "LIS-127")

@@ -26,6 +26,7 @@ MAX_RANK = 4
 LAYER_DOMAIN: Final = "lis.checkpoint.fp32le/v1"
 INTRA_DOMAIN: Final = "lis.checkpoint.intra_layer.fp32le/v1"
 TAXONOMY = "lis.llama.intra_layer_stages/v1"
+LAYER_LAYOUT = "llama_layer_output_summary"
 INTRA_LAYOUT = "llama_intra_layer_summary"
 LAYER_ROLE = "layer_output"
 
