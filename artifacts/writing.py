@@ -9,7 +9,7 @@ import msgspec
 from cke.artifacts.reading import Artifact, load_decode_trace, load_layer_trace, load_run_report
 from cke.artifacts.refusal import refuse_capture
 from cke.errors import CkeError
-from cke.errors.files import write_atomically
+from cke.errors.files import is_stream, write_atomically
 from cke.schemas.decode_trace import DecodeTrace
 from cke.schemas.run_report import RunReport
 
@@ -59,5 +59,5 @@ def check_target(path: Path) -> None:
         refuse_capture(f"`{path.name}` cannot be written: it is a folder")
     if not path.parent.is_dir():
         refuse_capture(f"`{path.name}` cannot be written: its folder is not there")
-    if not os.access(path.parent, os.W_OK):
+    if not os.access(path if is_stream(path) else path.parent, os.W_OK):
         refuse_capture(f"`{path.name}` cannot be written: its folder is not writable")

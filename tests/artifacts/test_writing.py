@@ -58,6 +58,20 @@ def test_target_that_cannot_be_a_file_is_refused(name, target, text, tmp_path):
         write_artifact(getattr(run(PLAIN), name), tmp_path / target)
 
 
+@pytest.mark.contract("LIS-56")
+def test_pipe_in_a_folder_that_cannot_be_written_takes_an_artifact(tmp_path, monkeypatch):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr(os, "access", lambda asked, mode: asked == path)
+    try:
+        write_artifact(run(PLAIN).report, path)
+        assert os.read(reader, 1 << 16) == encode(run(PLAIN).report)
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
 @pytest.mark.contract("LIS-82", "LIS-56", "LIS-103")
 @pytest.mark.parametrize("call", ["fdopen", "fsync", "replace"])
 @pytest.mark.parametrize("kind", ["report", "trace", "layers"])

@@ -25,7 +25,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
     `mode` is the mode of the file; None is the usual one. A device or a pipe is written to
     as it is: a rename would put a file there instead.
     """
-    if _is_stream(path):
+    if is_stream(path):
         path.write_bytes(data)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,8 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
     _sync_folder(path.parent)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
+    """Return whether a path leads to a device or a pipe, or to what a stream was redirected to."""
     try:
         kind = path.stat().st_mode
     except OSError:
