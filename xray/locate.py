@@ -11,6 +11,7 @@ import numpy as np
 from cke.schemas.diagnosis import Counterfactual
 from cke.schemas.graph_ir import Op
 from cke.xray.candidates import OFFSETS
+from cke.xray.changes import described
 from cke.xray.classes import Owner
 from cke.xray.confirm import confirm
 from cke.xray.diff import OVER, status_of
@@ -88,7 +89,7 @@ def explain(bench: Bench, judged: Judged) -> Finding:
             base,
             because=(
                 *base.because,
-                f"with {describe(counterfactual)} the edge agrees, and a weight of `{op.id}` that "
+                f"with {described(counterfactual)} the edge agrees, and a weight of `{op.id}` that "
                 "differs would do the same",
             ),
             also_closing=(counterfactual,),
@@ -107,10 +108,10 @@ def explain(bench: Bench, judged: Judged) -> Finding:
         kernel_id=op.kernel.kernel_id,
         because=(
             *base.because,
-            f"with {describe(counterfactual)} the edge agrees: relative RMSE "
+            f"with {described(counterfactual)} the edge agrees: relative RMSE "
             f"{counterfactual.before:.3g} becomes {counterfactual.after:.3g}",
             *_inner(graph, judged, op, step),
-            *(f"the same function on these inputs: {describe(item)}" for item in outcome.same),
+            *(f"the same function on these inputs: {described(item)}" for item in outcome.same),
         ),
         confirmed_by=counterfactual,
         also_closing=outcome.same,
@@ -128,23 +129,6 @@ def _offset(base: Finding, found: Counterfactual, tried: int) -> Finding:
         question="whether the oracle was fed other positions than it states, or the circuit lacks "
         "an offset: a second oracle tells",
     )
-
-
-def describe(item: Counterfactual) -> str:
-    """Return a change in words."""
-    if item.kind == "insertion" and " of operand " in item.what and item.origin != "fitted":
-        return f"`{item.what.replace(' of ', '` of ')}"
-    if item.kind == "insertion":
-        return f"a `{item.what}` of {item.new} after it" if item.what != "bias" else "a bias added"
-    if item.kind == "operand" and item.old is None:
-        return f"{item.what} (`{item.new}`)" + " after it" * (" of operand " not in item.what)
-    if item.kind == "operand":
-        return f"`{item.new}` in place of `{item.old}` as {item.what}"
-    if item.kind == "operator":
-        return f"`{item.new}` in place of `{item.old}`"
-    if item.kind == "position":
-        return f"other positions than the oracle states, {item.new},"
-    return f"`{item.what}` {item.new} in place of {item.old}"
 
 
 def _inner(graph: ProgramGraph, judged: Judged, op: Op, step: int) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from cke.schemas.diagnosis import Counterfactual, Diagnosis, Replay
 from cke.schemas.ir import Node
 from cke.schemas.numerical_report import Gate, Metrics
 from cke.xray.bundle_reader import KeptWeights, malformed, read_manifest
+from cke.xray.changes import with_origin
 from cke.xray.confirm import confirm
 from cke.xray.diff import verdict_of
 from cke.xray.graph import ProgramGraph
@@ -16,7 +17,7 @@ from cke.xray.local import Bench, judge
 from cke.xray.metrics import compare
 from cke.xray.registry import registry_fault
 from cke.xray.replay import KernelReplayer, NotReplayable
-from cke.xray.tell import described, error_text, replay_rows
+from cke.xray.tell import error_text, replay_rows
 from cke.xray.values import TraceValues
 
 
@@ -167,6 +168,7 @@ def told(result: Rejudged) -> str:
     if result.confirmed_by is not None:
         change = result.confirmed_by
         lines.append(
-            f"  closes the gap: {described(change)}, {change.before:.3g} becomes {change.after:.3g}"
+            f"  closes the gap: {with_origin(change)}, "
+            f"{change.before:.3g} becomes {change.after:.3g}"
         )
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from cke.schemas.diagnosis import Counterfactual, Diagnosis, Divergence, Replay
 from cke.schemas.numerical_report import Metrics
+from cke.xray.changes import with_origin
 from cke.xray.packets import told
 
 WIDTH = 100
@@ -173,7 +174,7 @@ def _why(found: Divergence) -> Iterable[str]:
     if change is not None:
         yield from _wrapped("proof", proof(found, change))
     elif found.also_closing:
-        shown = "; ".join(described(item) for item in found.also_closing[:3])
+        shown = "; ".join(with_origin(item) for item in found.also_closing[:3])
         yield from _wrapped(
             "open", f"{len(found.also_closing)} of {found.tried} changes close the gap: {shown}"
         )
@@ -205,30 +206,9 @@ def proof(found: Divergence, change: Counterfactual) -> str:
     """Return the confirmed change in words, with what it does to the error."""
     count = f"of {found.tried} single changes replayed, one" if found.tried > 1 else "one change"
     return (
-        f"{count} closes the gap: {described(change)} — "
+        f"{count} closes the gap: {with_origin(change)} — "
         f"relative RMSE {change.before:.3g} becomes {change.after:.3g}"
     )
-
-
-def described(change: Counterfactual) -> str:
-    """Return a change in words: what, from which value to which, and where the value is from."""
-    old, new = shown_value(change.old), shown_value(change.new)
-    if change.kind == "insertion":
-        return f"a {change.what} of {new} after `{change.op}`"
-    if change.kind in ("operator", "operand"):
-        return f"{new} in place of {old} ({change.origin})"
-    return f"`{change.what}` {new} in place of {old} ({change.origin})"
-
-
-def shown_value(value: object) -> str:
-    """Return a value as a circuit writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return repr(value) if value != int(value) or abs(value) >= 1e15 else f"{value:.1f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(shown_value, value))
-    return "none" if value is None else str(value)
 
 
 def _do(report: Diagnosis, found: Divergence) -> list[str]:
