@@ -6,6 +6,7 @@ own config and what is usually derived from them, and from edges of the same blo
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cke.kernel_registry.operators import OPERATORS
+from cke.runtime.records import split_id
 from cke.schemas.graph_ir import Op
 from cke.xray.graph import FED_POSITIONS, ProgramGraph, Site
 from cke.xray.replay import Change
@@ -41,6 +43,8 @@ SHIFTS: dict[str, Callable[[Array], Array]] = {
 }
 """Positions that a side may have fed in place of its schedule's."""
 USUAL_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
+VERSION = re.compile(r"\.\d+$")
+"""What lowering puts behind a variable that a circuit assigns again."""
 OFFSETS = ("one less", "one more")
 
 
@@ -211,7 +215,7 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
                 continue
             if other_kind.shape != kind.shape:
                 continue
-            yield read_instead(step, op, place, site, other_name, "edge of the block")
+            yield read_instead(graph, step, op, place, site, other_name, "edge of the block")
     for left in range(len(op.inputs)):
         for right in range(left + 1, len(op.inputs)):
             names = op.inputs[left], op.inputs[right]
@@ -227,20 +231,29 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
                 change=Change(step, op.id, inputs={left: sites[1], right: sites[0]}),
                 kind="operand",
                 what=f"operands {left} and {right}",
-                old=list(names),
-                new=list(reversed(names)),
+                old=[called(graph, step, name or "") for name in names],
+                new=[called(graph, step, name or "") for name in reversed(names)],
                 origin="operands exchanged",
             )
 
 
-def read_instead(step: int, op: Op, place: int, site: Site, name: str, origin: str) -> Candidate:
+def called(graph: ProgramGraph, step: int, name: str) -> str:
+    """Return a value of a step as its circuit shows it: the variable, and its checkpoint if any."""
+    points = (split_id(item.checkpoint_id)[0] for item in graph.points_of(Site(step, name)))
+    point = next((item for item in points if not item.startswith("edge/")), None)
+    return name if point is None else f"{VERSION.sub('', name)} @ {point}"
+
+
+def read_instead(
+    graph: ProgramGraph, step: int, op: Op, place: int, site: Site, name: str, origin: str
+) -> Candidate:
     """Return the change that another edge, of that name in its step, is an operand of the op."""
     return Candidate(
         change=Change(step, op.id, inputs={place: site}),
         kind="operand",
         what=f"operand {place}",
-        old=op.inputs[place],
-        new=name,
+        old=called(graph, step, op.inputs[place] or ""),
+        new=called(graph, step, name),
         origin=origin,
     )
 

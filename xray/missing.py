@@ -18,6 +18,7 @@ from cke.schemas.graph_ir import Op
 from cke.xray.candidates import (
     Candidate,
     attribute_change,
+    called,
     current,
     derived_from,
     is_number,
@@ -72,7 +73,7 @@ def lost_sums(
     """Yield a sum with an edge of the block that may have been left out after this op."""
     for name, value in values.items():
         yield msgspec.structs.replace(
-            _insertion(step, op, index, "add", name, lambda y, v=value: y + v),
+            _insertion(step, op, index, "add", called(graph, step, name), lambda y, v=value: y + v),
             kind="operand",
             what="the sum with an edge",
             origin="edge of the block",

@@ -152,4 +152,4 @@ def later_edges(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Can
                 continue
             if bench.oracle.value(graph, judged.segment, site) is None:
                 continue
-            yield read_instead(step, op, place, site, edge.name, "edge made later")
+            yield read_instead(graph, step, op, place, site, edge.name, "edge made later")

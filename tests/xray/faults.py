@@ -17,6 +17,8 @@ class CircuitFault(NamedTuple):
     failure_class: str
     changed: str
     file: str = "blocks/decoder.circuit"
+    read: tuple[str, str] | None = None
+    """How a wrong operand and the right one are called."""
 
 
 FAULTS = {
@@ -85,6 +87,7 @@ FAULTS = {
         "layer.0.mlp_norm_output",
         "CIRCUIT_PRODUCER_MISMATCH",
         "operand 0",
+        read=("h @ attention_norm_output", "x @ post_attention_residual"),
     ),
     "residual-scale": CircuitFault(
         "llama",

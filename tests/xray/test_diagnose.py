@@ -46,6 +46,8 @@ def test_a_fault_in_a_circuit_is_named_and_confirmed(
     assert found.confirmed_by is not None
     assert found.confirmed_by.what == fault.changed
     assert found.confirmed_by.after < found.confirmed_by.before
+    if fault.read is not None:
+        assert (found.confirmed_by.old, found.confirmed_by.new) == fault.read
     assert report.status == "complete"
 
 
