@@ -573,6 +573,7 @@ def test_other_statuses_of_pass_3():
     equal = with_trace(two, ("layer_trace", one.trace["layer_trace"]))
     none = localized(candidate=equal)
     assert (none.status, none.disposition) == ("no_mismatch_in_captured_coverage", "blocked")
+    assert (none.interval, none.target_layer) == (None, None)
 
 
 def rebound(*changes, roles=("reference", "candidate")):
