@@ -3,7 +3,7 @@
 They are tried when no likelier change closes the gap, since they are many.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
 from cke.xray.candidates import ACTIVATIONS, PAIRWISE, Candidate, read_instead
-from cke.xray.graph import ProgramGraph, Site
+from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.missing import lost_ropes
 from cke.xray.replay import Change
 
 Array = NDArray[Any]
+UNARY = (*ACTIVATIONS, "rms_norm", "layer_norm")
 
 
 def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
@@ -38,77 +39,92 @@ def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
 
 
 def regrouped(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
-    """Yield an activation and the sum or product next to it in the other order.
+    """Yield an activation or a norm, and the sum or product next to it, in the other order.
 
-    `act(a) * b` in place of `act(a * b)`, and back: two ops that one line of a circuit makes.
+    `act(a) * b` in place of `act(a * b)`, `norm(a + b)` in place of `norm(a) + b`, and back: two
+    ops that change at once.
     """
     graph = bench.graph(judged.segment)
     makers = {edge.name: other for other in graph.function(step).ops for edge in other.results}
-    for place, name in enumerate(op.inputs):
-        inner = makers.get(name or "")
-        if inner is None or None in inner.inputs:
-            continue
-        if op.operator in ACTIVATIONS and inner.operator in PAIRWISE:
-            pairs = _one_activated(bench, judged, step, op, inner)
-        elif op.operator in PAIRWISE and inner.operator in ACTIVATIONS:
-            pairs = _whole_activated(graph, step, op, place, inner)
-        else:
-            continue
-        old = _written(op, place, inner)
-        for change, new in pairs:
-            yield Candidate(
-                change=change,
-                kind="operand",
-                what="the order of two ops",
-                old=old,
-                new=new,
-                origin="two ops exchanged",
-            )
+    if op.operator in UNARY:
+        inner = makers.get(op.inputs[0] or "")
+        if inner is not None and inner.operator in PAIRWISE:
+            yield from _of_one(bench, judged, step, op, inner)
+    for place in (0, 1) if op.operator in PAIRWISE else ():
+        inner = makers.get(op.inputs[place] or "")
+        if inner is not None and inner.operator in UNARY:
+            yield from _of_both(bench, judged, step, op, place, inner)
 
 
-def _one_activated(
-    bench: Bench, judged: Judged, step: int, op: Op, inner: Op
-) -> Iterator[tuple[Change, str]]:
-    """Yield `f(a) o b` and `a o f(b)` of `f(a o b)`."""
+def _of_one(bench: Bench, judged: Judged, step: int, op: Op, inner: Op) -> Iterator[Candidate]:
+    """Yield `f(a) o b` and `a o f(b)` in place of `f(a o b)`."""
     graph = bench.graph(judged.segment)
+    names = [str(name) for name in inner.inputs[:2]]
     combine = REFERENCES[inner.operator]
-    for turned in (0, 1):
-        site, other = (Site(step, inner.inputs[at] or "") for at in (turned, 1 - turned))
-        beside = bench.oracle.value(graph, judged.segment, graph.origin(other))
+    for place in (0, 1):
+        beside = bench.oracle.value(graph, judged.segment, Site(step, names[1 - place]))
         if beside is None:
             continue
 
         def after(
-            results: tuple[Array, ...], beside: Array = beside, turned: int = turned
+            results: tuple[Array, ...], beside: Array = beside, place: int = place
         ) -> tuple[Array, ...]:
-            return (combine(*((results[0], beside) if turned == 0 else (beside, results[0]))),)
+            pair = (results[0], beside) if place == 0 else (beside, results[0])
+            return (combine(*pair),)
 
-        parts = [str(name) for name in inner.inputs]
-        parts[turned] = f"{op.operator}({parts[turned]})"
-        change = Change(step, op.id, inputs={0: graph.origin(site)}, after=after)
-        yield change, f"{inner.operator}({', '.join(parts)})"
+        yield _exchanged(
+            Change(step, op.id, inputs={0: graph.origin(Site(step, names[place]))}, after=after),
+            f"{op.operator}({inner.operator}({', '.join(names)}))",
+            _applied(inner.operator, names, place, op.operator),
+        )
 
 
-def _whole_activated(
-    graph: ProgramGraph, step: int, op: Op, place: int, inner: Op
-) -> Iterator[tuple[Change, str]]:
-    """Yield `f(a o b)` of `f(a) o b`."""
-    activate = REFERENCES[inner.operator]
-    parts = [str(name) for name in op.inputs]
-    parts[place] = str(inner.inputs[0])
-    change = Change(
-        step,
-        op.id,
-        inputs={place: graph.origin(Site(step, parts[place]))},
-        after=lambda results: (activate(results[0]),),
+def _of_both(
+    bench: Bench, judged: Judged, step: int, op: Op, place: int, inner: Op
+) -> Iterator[Candidate]:
+    """Yield `f(a o b)` in place of `f(a) o b`, where `o` can be undone: for a sum, or `f` alone."""
+    graph = bench.graph(judged.segment)
+    names = [str(name) for name in op.inputs[:2]]
+    names[place] = str(inner.inputs[0])
+    if inner.operator in ACTIVATIONS:
+        activate = REFERENCES[inner.operator]
+        change = Change(
+            step,
+            op.id,
+            inputs={place: graph.origin(Site(step, names[place]))},
+            after=lambda results: (activate(results[0]),),
+        )
+    else:
+        beside = bench.oracle.value(graph, judged.segment, Site(step, names[1 - place]))
+        if op.operator != "add" or beside is None:
+            return
+        change = Change(
+            step,
+            inner.id,
+            before={0: lambda value: value + beside},
+            after=lambda results: (results[0] - beside,),
+        )
+    yield _exchanged(
+        change,
+        _applied(op.operator, names, place, inner.operator),
+        f"{inner.operator}({op.operator}({', '.join(names)}))",
     )
-    yield change, f"{inner.operator}({op.operator}({', '.join(parts)}))"
 
 
-def _written(op: Op, place: int, inner: Op) -> str:
-    parts = [str(name) for name in op.inputs]
-    parts[place] = f"{inner.operator}({', '.join(map(str, inner.inputs))})"
-    return f"{op.operator}({', '.join(parts)})"
+def _applied(combine: str, names: Sequence[str], place: int, function: str) -> str:
+    parts = [f"{function}({name})" if at == place else name for at, name in enumerate(names)]
+    return f"{combine}({', '.join(parts)})"
+
+
+def _exchanged(change: Change, old: str, new: str) -> Candidate:
+    return Candidate(
+        change=change,
+        kind="operand",
+        what="the order of two ops",
+        old=old,
+        new=new,
+        origin="two ops exchanged",
+    )
 
 
 def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
@@ -124,12 +140,12 @@ def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Ite
             assert turn is not None, "a rope is put behind a result"
             yield msgspec.structs.replace(
                 found,
-                change=Change(step, op.id, before={place: _of_one(turn)}),
+                change=Change(step, op.id, before={place: _only(turn)}),
                 what=f"a rope of operand {place}",
             )
 
 
-def _of_one(after: Callable[[tuple[Array, ...]], tuple[Array, ...]]) -> Callable[[Array], Array]:
+def _only(after: Callable[[tuple[Array, ...]], tuple[Array, ...]]) -> Callable[[Array], Array]:
     """Return what a change of the only result does to a value."""
     return lambda value: after((value,))[0]
 

@@ -78,6 +78,18 @@ FAULTS = {
         "CIRCUIT_PRODUCER_MISMATCH",
         "the order of two ops",
     ),
+    "norm-of-the-sum": CircuitFault(
+        "gemma2",
+        "  h = post_attn(attention(h))                               @ post_attention_norm_output\n"
+        "  x = x + h                                                 @ post_attention_residual\n"
+        "  h = pre_mlp(x)",
+        "  h = attention(h)\n"
+        "  x = post_attn(x + h)                                      @ post_attention_residual\n"
+        "  h = pre_mlp(x)",
+        "layer.0.post_attention_residual",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "the order of two ops",
+    ),
     "norm-of-another-edge": CircuitFault(
         "llama",
         "h = mlp_norm(x)                                           @ mlp_norm_output\n"

@@ -105,11 +105,21 @@ def test_a_fault_of_a_bf16_run_is_named_against_a_budget_of_bf16(
     assert report.stages[3].state == "passed"
 
 
+ORDERS = {
+    "activation-of-the-product": (
+        "multiply(silu(mlp.gate), mlp.up)",
+        "silu(multiply(mlp.gate, mlp.up))",
+    ),
+    "norm-of-the-sum": ("add(x, rms_norm(attention.return))", "rms_norm(add(x, attention.return))"),
+}
+
+
 @pytest.mark.contract("XRAY-19")
-def test_a_product_that_the_oracle_activates_is_named_by_its_order(
-    tiny_model: TinyModel, tmp_path: Path
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_the_oracle_applies_to_both_is_named_by_its_order(
+    name: str, tiny_model: TinyModel, tmp_path: Path
 ) -> None:
-    fault = FAULTS["activation-of-the-product"]
+    fault = FAULTS[name]
     model, circuit = tiny_model(fault.family), edited(fault, tmp_path / "circuits")
     request = CaptureRequest(tokens=((3, 9, 4, 1, 7),))
     subject_trace(load(model, circuit), request, tmp_path / "oracle")
@@ -123,7 +133,4 @@ def test_a_product_that_the_oracle_activates_is_named_by_its_order(
         fault.failure_class,
     )
     assert found.confirmed_by is not None
-    assert (found.confirmed_by.old, found.confirmed_by.new) == (
-        "multiply(silu(mlp.gate), mlp.up)",
-        "silu(multiply(mlp.gate, mlp.up))",
-    )
+    assert (found.confirmed_by.old, found.confirmed_by.new) == ORDERS[name]
