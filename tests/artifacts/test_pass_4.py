@@ -179,7 +179,8 @@ def test_four_fresh_runs_are_needed():
     three = {name: side for name, side in runs.items() if name != "original_reference"}
     reused = {**runs, "original_reference": runs[REFERENCE]}
     swapped = {**runs, "original_reference": replace(runs["original_reference"], role="candidate")}
-    for wrong in (three, reused, swapped):
+    renamed = {name.replace("original_ref", "earlier_ref"): side for name, side in runs.items()}
+    for wrong in (three, reused, swapped, renamed):
         assert localized(runs=Recapture(wrong)).reason == "pass4.source_role_mismatch"
     lost = {**runs, CANDIDATE: replace(runs[CANDIDATE], trace=None)}
     assert localized(runs=Recapture(lost)).reason == "pass4.runtime_capture_identity_mismatch"
