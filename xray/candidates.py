@@ -8,6 +8,7 @@ own config and what is usually derived from them, and from edges of the same blo
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ SHIFTS: dict[str, Callable[[Array], Array]] = {
     "padding on the left counted in": lambda p: p + p.max() - p.max(axis=1, keepdims=True),
 }
 """Positions that a side may have fed in place of its schedule's."""
+MOST_PARTS = 4
 USUAL_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
 VERSION = re.compile(r"\.\d+$")
 """What lowering puts behind a variable that a circuit assigns again."""
@@ -66,6 +68,7 @@ def candidates(
     yield from _attributes(graph, step, op, constants)
     yield from _operators(step, op)
     yield from _operands(graph, step, op)
+    yield from _parts(step, op)
     yield from position_changes(graph, step, op)
     yield from _removed(step, op)
 
@@ -222,7 +225,9 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
             if op.operator in ("add", "multiply") or None in names:
                 continue
             kinds = [kind for name in names if (kind := types.get(name or "")) is not None]
-            if len(kinds) < 2 or kinds[0].shape != kinds[1].shape or names[0] == names[1]:
+            if len(kinds) < 2 or names[0] == names[1]:
+                continue
+            if kinds[0].shape != kinds[1].shape and op.operator != "concat":
                 continue
             if kinds[0].dtype in ("i32", "bool"):
                 continue
@@ -235,6 +240,33 @@ def _operands(graph: ProgramGraph, step: int, op: Op) -> Iterator[Candidate]:
                 new=[called(graph, step, name or "") for name in reversed(names)],
                 origin="operands exchanged",
             )
+
+
+def _parts(step: int, op: Op) -> Iterator[Candidate]:
+    """Yield the results of a split in every other order, each of the size that it has."""
+    names = [edge.name for edge in op.results]
+    sizes = op.attributes.get("sizes")
+    if op.operator != "split" or sizes is None or len(names) > MOST_PARTS:
+        return
+    for order in permutations(range(len(names))):
+        if order == tuple(range(len(names))):
+            continue
+
+        def reordered(
+            parts: tuple[Array, ...], order: tuple[int, ...] = order
+        ) -> tuple[Array, ...]:
+            return tuple(parts[order.index(place)] for place in range(len(parts)))
+
+        yield Candidate(
+            change=Change(
+                step, op.id, attributes={"sizes": [sizes[at] for at in order]}, after=reordered
+            ),
+            kind="operand",
+            what="the order of the parts",
+            old=names,
+            new=[names[at] for at in order],
+            origin="parts exchanged",
+        )
 
 
 def called(graph: ProgramGraph, step: int, name: str) -> str:
