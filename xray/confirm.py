@@ -19,18 +19,9 @@ from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.metrics import compare
 from cke.xray.missing import coefficients, fitted, insertions, lost_ropes, lost_sums
-from cke.xray.replay import NotReplayable
+from cke.xray.replay import REPLAY_ERRORS
 from cke.xray.rewired import later_edges, lost_activations, regrouped, ropes_before_a_cache
 
-REPLAY_ERRORS = (
-    NotReplayable,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AssertionError,
-)
 NEAR = 8.0
 SAME = 1e-12
 
@@ -90,15 +81,18 @@ def _equivalent(bench: Bench, judged: Judged, kept: list[Tried]) -> tuple[list[T
     """Return one of several changes to an operator that give the same numbers, and the others.
 
     Changes that are one function (softmax of the chosen logits, renormalised softmax of all)
-    cannot be told apart by any input, and need not be.
+    cannot be told apart by any input, and need not be. Nor can two that only move values: the parts
+    of a split exchanged, or the operands of what reads them. Those agree in every bit.
     """
-    if len(kept) < 2 or any(item.op.operator != kept[0].op.operator for item in kept):
+    one_operator = all(item.op.operator == kept[0].op.operator for item in kept)
+    moves = all(item.candidate.kind == "operand" for item in kept)
+    if len(kept) < 2 or not (one_operator or moves):
         return kept, []
     results = [
         bench.reference(judged.segment, judged.site, item.candidate.change).result(judged.site)
         for item in kept
     ]
-    scale = float(np.abs(results[0]).max(initial=0.0))
+    scale = float(np.abs(results[0]).max(initial=0.0)) if one_operator else 0.0
     if all(np.allclose(results[0], other, rtol=0, atol=SAME * scale) for other in results[1:]):
         return kept[:1], kept[1:]
     return kept, []

@@ -32,6 +32,18 @@ class NotReplayable(Exception):
     """An input of the op is neither captured nor computable from what is."""
 
 
+REPLAY_ERRORS = (
+    NotReplayable,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+)
+"""What a replay with a change may raise: such a change explains nothing."""
+
+
 class SubjectWeights(Protocol):
     """The subject's bound weights in their run dtype, and as its kernels take them."""
 
@@ -119,12 +131,23 @@ class Replayer(ABC):
         """Run the op or call that makes a value, and return all its results."""
 
     def _slot(self, step: int, op: Op, state: str) -> dict[str, Array]:
-        """Return the cache before the segment, from what the trace shows of the one before."""
-        kind = OPERATORS[op.operator].state
-        if kind != "cache":
+        """Return the state before the segment, from what the trace shows of the one before.
+
+        A trace shows caches alone; of another state only the empty one at the start is known.
+        """
+        cached = OPERATORS[op.operator].state == "cache"
+        if not cached and self.segment:
             raise NotReplayable(f"the state of `{op.id}`, which no trace shows")
         slot = next(item for item in self.graph.function(step).state if item.name == state)
         batch = len(self.schedule[self.segment].tokens)
+        if not cached:
+            return {
+                lane.name: np.zeros(
+                    [batch if n == "B" else int(n) for n in lane.type.shape],
+                    DTYPES[lane.type.dtype],
+                )
+                for lane in slot.lanes
+            }
         capacity = max(self.schedule[self.segment].cache_token_count)
         made: dict[str, Array] = {}
         for lane, edge in zip(slot.lanes, op.results, strict=False):

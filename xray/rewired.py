@@ -16,30 +16,36 @@ from cke.xray.candidates import ACTIVATIONS, PAIRWISE, Candidate, read_instead
 from cke.xray.graph import Site
 from cke.xray.local import Bench, Judged
 from cke.xray.missing import lost_ropes
-from cke.xray.replay import Change
+from cke.xray.replay import REPLAY_ERRORS, Change
 
 Array = NDArray[Any]
-UNARY = (*ACTIVATIONS, "rms_norm", "layer_norm")
+UNARY = (*ACTIVATIONS, "rms_norm", "layer_norm", "scale", "softcap")
 
 
 def lost_activations(step: int, op: Op) -> Iterator[Candidate]:
-    """Yield the activations that may have been left out before an op, on one operand."""
-    if op.operator not in ("add", "multiply", "linear"):
-        return
-    for place in range(len(op.inputs)):
-        for name in ACTIVATIONS:
-            yield Candidate(
-                change=Change(step, op.id, before={place: REFERENCES[name]}),
-                kind="insertion",
-                what=f"{name} of operand {place}",
-                old=None,
-                new=name,
-                origin="operator table",
-            )
+    """Yield the activations that may be missing before an op, on one operand, or after it."""
+    before = op.operator in ("add", "multiply", "linear", "clip")
+    after = len(op.results) == 1 and not before and op.operator not in ACTIVATIONS
+    for name in (*ACTIVATIONS, "softplus"):
+        for place in range(len(op.inputs)) if before else ():
+            yield _activated(Change(step, op.id, before={place: REFERENCES[name]}), name, place)
+        if after:
+            yield _activated(Change(step, op.id, after=_to_the_only(REFERENCES[name])), name, None)
+
+
+def _activated(change: Change, name: str, place: int | None) -> Candidate:
+    return Candidate(
+        change=change,
+        kind="insertion",
+        what=name if place is None else f"{name} of operand {place}",
+        old=None,
+        new=name,
+        origin="operator table",
+    )
 
 
 def regrouped(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
-    """Yield an activation or a norm, and the sum or product next to it, in the other order.
+    """Yield a function of one value, and the sum or product next to it, in the other order.
 
     `act(a) * b` in place of `act(a * b)`, `norm(a + b)` in place of `norm(a) + b`, and back: two
     ops that change at once.
@@ -50,7 +56,7 @@ def regrouped(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candi
         inner = makers.get(op.inputs[0] or "")
         if inner is not None and inner.operator in PAIRWISE:
             yield from _of_one(bench, judged, step, op, inner)
-    for place in (0, 1) if op.operator in PAIRWISE else ():
+    for place in (0, 1) if op.operator in ("add", "multiply") else ():
         inner = makers.get(op.inputs[place] or "")
         if inner is not None and inner.operator in UNARY:
             yield from _of_both(bench, judged, step, op, place, inner)
@@ -62,18 +68,17 @@ def _of_one(bench: Bench, judged: Judged, step: int, op: Op, inner: Op) -> Itera
     names = [str(name) for name in inner.inputs[:2]]
     combine = REFERENCES[inner.operator]
     for place in (0, 1):
-        beside = bench.oracle.value(graph, judged.segment, Site(step, names[1 - place]))
+        beside = _value(bench, judged, step, names[1 - place])
         if beside is None:
             continue
 
-        def after(
-            results: tuple[Array, ...], beside: Array = beside, place: int = place
-        ) -> tuple[Array, ...]:
-            pair = (results[0], beside) if place == 0 else (beside, results[0])
-            return (combine(*pair),)
+        def after(value: Array, beside: Array = beside, place: int = place) -> Array:
+            made: Array = combine(*((value, beside) if place == 0 else (beside, value)))
+            return made
 
+        site = graph.origin(Site(step, names[place]))
         yield _exchanged(
-            Change(step, op.id, inputs={0: graph.origin(Site(step, names[place]))}, after=after),
+            Change(step, op.id, inputs={0: site}, after=_to_the_only(after)),
             f"{op.operator}({inner.operator}({', '.join(names)}))",
             _applied(inner.operator, names, place, op.operator),
         )
@@ -82,33 +87,38 @@ def _of_one(bench: Bench, judged: Judged, step: int, op: Op, inner: Op) -> Itera
 def _of_both(
     bench: Bench, judged: Judged, step: int, op: Op, place: int, inner: Op
 ) -> Iterator[Candidate]:
-    """Yield `f(a o b)` in place of `f(a) o b`, where `o` can be undone: for a sum, or `f` alone."""
-    graph = bench.graph(judged.segment)
+    """Yield `f(a o b)` in place of `f(a) o b`: the inner op changes, and what follows is undone."""
     names = [str(name) for name in op.inputs[:2]]
     names[place] = str(inner.inputs[0])
-    if inner.operator in ACTIVATIONS:
-        activate = REFERENCES[inner.operator]
-        change = Change(
-            step,
-            op.id,
-            inputs={place: graph.origin(Site(step, names[place]))},
-            after=lambda results: (activate(results[0]),),
-        )
-    else:
-        beside = bench.oracle.value(graph, judged.segment, Site(step, names[1 - place]))
-        if op.operator != "add" or beside is None:
-            return
-        change = Change(
-            step,
-            inner.id,
-            before={0: lambda value: value + beside},
-            after=lambda results: (results[0] - beside,),
-        )
+    beside = _value(bench, judged, step, names[1 - place])
+    if beside is None:
+        return
+
+    def before(value: Array, beside: Array = beside) -> Array:
+        return value + beside if op.operator == "add" else value * beside
+
+    def after(value: Array, beside: Array = beside) -> Array:
+        if op.operator == "add":
+            return value - beside
+        return np.divide(value, beside, out=np.zeros_like(value), where=beside != 0)
+
     yield _exchanged(
-        change,
+        Change(step, inner.id, before={0: before}, after=_to_the_only(after)),
         _applied(op.operator, names, place, inner.operator),
         f"{inner.operator}({op.operator}({', '.join(names)}))",
     )
+
+
+def _value(bench: Bench, judged: Judged, step: int, name: str) -> Array | None:
+    """Return what the oracle shows of a value, or what follows from what it shows."""
+    site = Site(step, name)
+    shown = bench.oracle.value(bench.graph(judged.segment), judged.segment, site)
+    if shown is not None:
+        return shown
+    try:
+        return bench.reference(judged.segment, site).result(site)
+    except REPLAY_ERRORS:
+        return None
 
 
 def _applied(combine: str, names: Sequence[str], place: int, function: str) -> str:
@@ -148,6 +158,13 @@ def ropes_before_a_cache(bench: Bench, judged: Judged, step: int, op: Op) -> Ite
 def _only(after: Callable[[tuple[Array, ...]], tuple[Array, ...]]) -> Callable[[Array], Array]:
     """Return what a change of the only result does to a value."""
     return lambda value: after((value,))[0]
+
+
+def _to_the_only(
+    function: Callable[[Array], Array],
+) -> Callable[[tuple[Array, ...]], tuple[Array, ...]]:
+    """Return what a function does to the only result of an op."""
+    return lambda results: (function(results[0]),)
 
 
 def later_edges(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candidate]:
