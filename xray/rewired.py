@@ -3,7 +3,7 @@
 They are tried when no likelier change closes the gap, since they are many.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cke.kernel_registry.references import REFERENCES
 from cke.schemas.graph_ir import Op
 from cke.xray.candidates import ACTIVATIONS, PAIRWISE, Candidate, read_instead
-from cke.xray.graph import Site
+from cke.xray.graph import ProgramGraph, Site
 from cke.xray.local import Bench, Judged
 from cke.xray.missing import lost_ropes
 from cke.xray.replay import REPLAY_ERRORS, Change
@@ -52,17 +52,29 @@ def regrouped(bench: Bench, judged: Judged, step: int, op: Op) -> Iterator[Candi
     """
     graph = bench.graph(judged.segment)
     makers = {edge.name: other for other in graph.function(step).ops for edge in other.results}
-    if op.operator in UNARY:
-        inner = makers.get(op.inputs[0] or "")
+    own = _argument(graph, step, op)
+    if own is not None:
+        inner = makers.get(op.inputs[own] or "")
         if inner is not None and inner.operator in PAIRWISE:
-            yield from _of_one(bench, judged, step, op, inner)
-    for place in (0, 1) if op.operator in ("add", "multiply") else ():
+            yield from _of_one(bench, judged, step, op, own, inner)
+    for place in (0, 1) if op.operator in ("add", "multiply") and own is None else ():
         inner = makers.get(op.inputs[place] or "")
-        if inner is not None and inner.operator in UNARY:
-            yield from _of_both(bench, judged, step, op, place, inner)
+        argument = None if inner is None else _argument(graph, step, inner)
+        if inner is not None and argument is not None:
+            yield from _of_both(bench, judged, step, op, place, inner, argument)
 
 
-def _of_one(bench: Bench, judged: Judged, step: int, op: Op, inner: Op) -> Iterator[Candidate]:
+def _argument(graph: ProgramGraph, step: int, op: Op) -> int | None:
+    """Return the place of the one value that an op is a function of; None when it has others."""
+    if op.operator in UNARY:
+        return 0
+    values = [at for at, name in enumerate(op.inputs) if name and graph.is_edge(step, name)]
+    return values[0] if op.operator == "multiply" and len(values) == 1 else None
+
+
+def _of_one(
+    bench: Bench, judged: Judged, step: int, op: Op, own: int, inner: Op
+) -> Iterator[Candidate]:
     """Yield `f(a) o b` and `a o f(b)` in place of `f(a o b)`."""
     graph = bench.graph(judged.segment)
     names = [str(name) for name in inner.inputs[:2]]
@@ -77,19 +89,20 @@ def _of_one(bench: Bench, judged: Judged, step: int, op: Op, inner: Op) -> Itera
             return made
 
         site = graph.origin(Site(step, names[place]))
+        turned = [_text(op, own, name) if at == place else name for at, name in enumerate(names)]
         yield _exchanged(
-            Change(step, op.id, inputs={0: site}, after=_to_the_only(after)),
-            f"{op.operator}({inner.operator}({', '.join(names)}))",
-            _applied(inner.operator, names, place, op.operator),
+            Change(step, op.id, inputs={own: site}, after=_to_the_only(after)),
+            _text(op, own, f"{inner.operator}({', '.join(names)})"),
+            f"{inner.operator}({', '.join(turned)})",
         )
 
 
 def _of_both(
-    bench: Bench, judged: Judged, step: int, op: Op, place: int, inner: Op
+    bench: Bench, judged: Judged, step: int, op: Op, place: int, inner: Op, argument: int
 ) -> Iterator[Candidate]:
     """Yield `f(a o b)` in place of `f(a) o b`: the inner op changes, and what follows is undone."""
     names = [str(name) for name in op.inputs[:2]]
-    names[place] = str(inner.inputs[0])
+    names[place] = str(inner.inputs[argument])
     beside = _value(bench, judged, step, names[1 - place])
     if beside is None:
         return
@@ -102,11 +115,21 @@ def _of_both(
             return value - beside
         return np.divide(value, beside, out=np.zeros_like(value), where=beside != 0)
 
+    turned = [
+        _text(inner, argument, name) if at == place else name for at, name in enumerate(names)
+    ]
     yield _exchanged(
-        Change(step, inner.id, before={0: before}, after=_to_the_only(after)),
-        _applied(op.operator, names, place, inner.operator),
-        f"{inner.operator}({op.operator}({', '.join(names)}))",
+        Change(step, inner.id, before={argument: before}, after=_to_the_only(after)),
+        f"{op.operator}({', '.join(turned)})",
+        _text(inner, argument, f"{op.operator}({', '.join(names)})"),
     )
+
+
+def _text(op: Op, place: int, value: str) -> str:
+    """Return an op as a call, with a text as the value that it is a function of."""
+    names = [str(name) for name in op.inputs] if op.operator == "multiply" else [value]
+    names[place] = value
+    return f"{op.operator}({', '.join(names)})"
 
 
 def _value(bench: Bench, judged: Judged, step: int, name: str) -> Array | None:
@@ -119,11 +142,6 @@ def _value(bench: Bench, judged: Judged, step: int, name: str) -> Array | None:
         return bench.reference(judged.segment, site).result(site)
     except REPLAY_ERRORS:
         return None
-
-
-def _applied(combine: str, names: Sequence[str], place: int, function: str) -> str:
-    parts = [f"{function}({name})" if at == place else name for at, name in enumerate(names)]
-    return f"{combine}({', '.join(parts)})"
 
 
 def _exchanged(change: Change, old: str, new: str) -> Candidate:

@@ -10,6 +10,6 @@ from tests.xray.interpreted import Interpreted, Oracle
 @pytest.fixture(scope="session")
 def sides(tiny_model: TinyModel) -> tuple[Interpreted, Oracle]:
     model = cke.load(tiny_model("llama", num_hidden_layers=4))
-    oracle = Oracle(model, None)
+    oracle = Oracle(model)
     oracle.dtype = "f64"
-    return Interpreted(model, None), oracle
+    return Interpreted(model), oracle

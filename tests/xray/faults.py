@@ -171,6 +171,25 @@ FAULTS = {
         "operands 3 and 4",
         "blocks/mamba2.circuit",
     ),
+    "norm-before-the-sum": CircuitFault(
+        "bert",
+        "x = attn_norm(attention(x) + x) ",
+        "x = attn_norm(attention(x)) + x ",
+        "layer.0.post_attention_residual",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "the order of two ops",
+        "bert.circuit",
+    ),
+    "layer-scale-of-the-sum": CircuitFault(
+        "dinov2",
+        "  h = attention(h) * scale1                                 @ layer_scale_attention\n"
+        "  x = h + x  ",
+        "  h = attention(h)\n  x = (h + x) * scale1  ",
+        "layer.0.post_attention_residual",
+        "CIRCUIT_PRODUCER_MISMATCH",
+        "the order of two ops",
+        "dinov2.circuit",
+    ),
     "norm-epsilon": CircuitFault(
         "llama",
         "attn_norm: rms_norm[D](eps)   hf",

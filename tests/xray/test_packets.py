@@ -33,9 +33,9 @@ CONTEXT = f"layer.{LAYER}.attention.attention_context"
 def case(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A case with every edge of both sides captured, without a fault."""
     model = cke.load(tiny_model("llama"))
-    oracle = Oracle(model, None)
+    oracle = Oracle(model)
     oracle.dtype = "f64"
-    subject = Interpreted(model, None)
+    subject = Interpreted(model)
     made = Case(subject, oracle, REQUEST, tmp_path_factory.mktemp("rounds"))
     assert made.capture("all", None, None) is None
     return made
