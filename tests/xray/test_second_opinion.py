@@ -20,7 +20,7 @@ REPRODUCE = "cke xray --model m --oracle reference --out out"
 
 
 def _oracle(sides: tuple[Interpreted, Oracle], *places: Place) -> Oracle:
-    oracle = Oracle(sides[1].model, None)
+    oracle = Oracle(sides[1].model)
     oracle.dtype, oracle.places, oracle.others = "f64", places, ("pytorch",)
     return oracle
 

@@ -69,7 +69,7 @@ class Retelling:
 def _report(sides: tuple[Interpreted, Oracle], out: Path, **lie: Any) -> Diagnosis:
     subject, honest = sides
     subject.places = ()
-    oracle = Lying(honest.model, None)
+    oracle = Lying(honest.model)
     oracle.dtype = "f64"
     for name, value in lie.items():
         setattr(oracle, name, value)
