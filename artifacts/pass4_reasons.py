@@ -63,7 +63,7 @@ DISPOSITIONS: dict[StageStatus, StageDisposition] = {
 
 def structure_reason(diagnostic: Diagnostic) -> str:
     """Return the code of what a reader refused, by where and why."""
-    where, message = diagnostic.path or "$", diagnostic.message
+    where, message = str(diagnostic.path), diagnostic.message
     if "prohibited" in message or "absolute path" in message:
         return "pass4.prohibited_payload_present"
     if "ordered part" in message or ("in order" in message and where == "$.intra_layer_trace"):

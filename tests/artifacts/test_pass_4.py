@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cke.artifacts.fingerprints import canonical_sha
-from cke.artifacts.pass4 import Recapture, _alignment, _misplaced, localize_stages
+from cke.artifacts.pass4 import Parents, Recapture, _alignment, _misplaced, localize_stages
 from cke.artifacts.pass4_reasons import DISPOSITIONS, REASONS
 from cke.artifacts.reading import load_layer_trace
 from cke.artifacts.seeded import Fault, SeededEngine
@@ -124,6 +124,9 @@ def test_missing_stages_widen_the_interval_and_are_listed():
     assert found.interval.unobserved == ("post_attention_residual", "mlp_norm_output")
     assert found.secondary_reasons == ("pass4.asymmetric_coverage_retained",)
     assert found.coverage.reference_only == ("post_attention_residual", "mlp_norm_output")
+    other = localized(*rebound(*without(recapture().runs[REFERENCE].trace, *gone), name=REFERENCE))
+    assert other.secondary_reasons == ("pass4.asymmetric_coverage_retained",)
+    assert other.coverage.candidate_only == ("post_attention_residual", "mlp_norm_output")
     start = localized(*rebound(*without(trace, *STAGE_IDS[:13])))
     assert start.interval.notation == "[selected_layer_entry, mlp_gate_projection]"
     none = localized(*rebound(*without(trace, *STAGE_IDS)))
@@ -158,6 +161,8 @@ def test_parents_must_be_there_coherent_and_have_found_something():
     ]  # fmt: skip
     for changed, code in cases:
         assert localized(changed).reason == f"pass4.{code}"
+    none = localized(Parents(None, None, None))
+    assert (none.pass2_sha256, none.pass3a_sha256, none.pass3b_sha256) == (None, None, None)
 
 
 @pytest.mark.contract("LIS-128", "LIS-130")
@@ -254,6 +259,7 @@ MALFORMED = [
     (f"{LAYOUT}.captured_coordinates", [STAGE_IDS[0], *STAGE_IDS],
      "duplicate_or_out_of_order_coordinate"),
     (f"{STAGE}.nan", True, "summary_field_malformed"),
+    ("intra_layer_trace", "text", "summary_field_malformed"),
     (f"{STAGE}.digest.value", "sha256:00", "digest_field_malformed"),
     (f"{STAGE}.samples", [1.0], "prohibited_payload_present"),
     (f"{STAGE}.public_name", "/root/x", "prohibited_payload_present"),

@@ -47,6 +47,24 @@ def test_identity_that_is_missing_gives_no_report(change, text):
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.contract("LIS-56")
+def test_failure_that_the_system_does_not_name_is_said_as_it_is(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("out of order")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ArtifactError, match="cannot be written: out of order"):
+        write_artifact(run(PLAIN).report, tmp_path / "r.json")
+
+
+@pytest.mark.contract("LIS-123")
+@pytest.mark.parametrize("kind", ["report", "trace", "layers"])
+def test_artifact_that_a_reader_would_refuse_is_not_encoded(kind):
+    artifact = getattr(run(), kind)
+    with pytest.raises(ArtifactError, match=r"is not whole: \$\.schema: expected `lis"):
+        encode(msgspec.structs.replace(artifact, schema="lis.other/v1"))
+
+
 @pytest.mark.contract("LIS-56", "LIS-81", "LIS-103")
 @pytest.mark.parametrize("name", ["report", "trace"])
 @pytest.mark.parametrize(
