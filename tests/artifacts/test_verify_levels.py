@@ -78,8 +78,8 @@ def test_regression_of_a_build_goes_on_from_a_trace_of_the_reference(
     assert verify("backend", tmp_path, "--candidate-circuit", PLANTED) == 4
     folder, report = report_of(tmp_path)
     trace = folder / "reference_trace"
-    ((engine, circuit, prompt, findings, out),) = kept
-    assert (engine.fault, circuit, prompt, out) == (None, None, REQUEST.tokens, trace)
+    ((engine, prompt, findings, out),) = kept
+    assert (engine.fault, prompt, out) == (None, REQUEST.tokens, trace)
     assert findings.layers.target_layer == FAULT.layer
     assert shlex.split(capsys.readouterr().out.splitlines()[-1]) == [
         "next:", "cke", "xray", "--model", "m", "--oracle", str(trace), "--circuit", PLANTED,
