@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cke.api.build import built_package
 from cke.api.circuit_patch import with_patch
 from cke.api.companions import with_companions
 from cke.api.evidence import identity_of, oracle_trace
@@ -50,7 +49,7 @@ class ModelSubject:
         self.model = model
         self.dtype = model.dtype
         self.constants: dict[str, Any] = dict(model.files.config)
-        package = built_package(model.files, model.circuit, model.dtype, ("*",))
+        package = model.capturing(("*",))
         assert package.manifest is not None, "a built package has a manifest"
         self.manifest: Manifest = package.manifest
         self._stored = Weights(model.files, self.manifest.bindings)
@@ -62,7 +61,7 @@ class ModelSubject:
 
     def _driver(self, patterns: tuple[str, ...]) -> Driver:
         if patterns not in self._drivers:
-            package = built_package(self.model.files, self.model.circuit, self.dtype, patterns)
+            package = self.model.capturing(patterns)
             self._drivers[patterns] = make_driver("per_layer", package, self.model.weights)
         return self._drivers[patterns]
 

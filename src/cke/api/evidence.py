@@ -39,8 +39,7 @@ def subject_trace(model: Model, request: CaptureRequest, out: Path) -> Trace:
 
     def evidence(patterns: tuple[str, ...]) -> Driver:
         if patterns not in drivers:
-            package = built_package(model.files, model.circuit, model.dtype, patterns)
-            drivers[patterns] = make_driver("per_layer", package, model.weights)
+            drivers[patterns] = make_driver("per_layer", model.capturing(patterns), model.weights)
         return drivers[patterns]
 
     subject = Subject(

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cke.api.build import built_package
 from cke.api.model import Model
 from cke.artifacts.engine import Facts, Floats, KvFacts, Observation
 from cke.artifacts.fingerprints import Hasher, file_fingerprint
@@ -40,12 +39,9 @@ NUMERICS = ("jax", "jaxlib", "numpy")
 class ModelEngine:
     """A loaded model; the program that captures is built when a step is captured first."""
 
-    def __init__(
-        self, model: Model, input_mode: InputMode = "tokens", circuit: str | Path | None = None
-    ) -> None:
+    def __init__(self, model: Model, input_mode: InputMode = "tokens") -> None:
         self.model = model
         self.driver = model.driver()
-        self._circuit = circuit
         self._drivers: dict[tuple[str, ...], Driver] = {}
         self.points = point_keys(model.manifest)
         self.facts = model_facts(model, self.driver, input_mode)
@@ -58,7 +54,7 @@ class ModelEngine:
         """Return the driver of the package that captures the given checkpoint names."""
         if names not in self._drivers:
             model = self.model
-            package = built_package(model.files, self._circuit, model.dtype, names)
+            package = model.capturing(names)
             self._drivers[names] = make_driver(resolved(self.driver), package, model.weights)
         return self._drivers[names]
 

@@ -35,8 +35,7 @@ Progress = Callable[[str], None]
 class Model:
     """A package with its weights on the device; sessions of one driver share both.
 
-    `circuit` is what it was loaded with: packages that capture are built from it again. `seconds`
-    says what loading took, by part.
+    `circuit` is what it was loaded with. `seconds` says what loading took, by part.
     """
 
     def __init__(
@@ -99,6 +98,10 @@ class Model:
     def context(self) -> int | None:
         """The most positions that the model's config allows, None when it does not say."""
         return context_length(self.files)
+
+    def capturing(self, patterns: tuple[str, ...]) -> Package:
+        """Return the package of its own circuit that captures the edges of these names too."""
+        return built_package(self.files, self.circuit, self.dtype, patterns)
 
     def driver(self, name: str | None = None) -> Driver:
         """Return the driver of that name; one is made per model."""

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from cke.api.build import built_package
 from cke.api.model import Model, load
 from cke.runtime.drivers import Driver, make_driver
 from cke.runtime.neutrality import study_neutrality
@@ -14,7 +13,7 @@ DRIVERS = ("per_layer", "whole_step")
 def neutrality_of(path: str | Path, dtype: str = "float32", inputs: int = 20) -> Study:
     """Return whether capturing every edge of the model changes a bit, over random inputs."""
     model: Model = load(path, dtype=dtype)
-    capturing = built_package(model.files, None, model.dtype, ("*",))
+    capturing = model.capturing(("*",))
     production: dict[str, Driver] = {name: model.driver(name) for name in DRIVERS}
     evidence = {name: make_driver(name, capturing, model.weights) for name in DRIVERS}
     return study_neutrality(production, evidence, inputs)

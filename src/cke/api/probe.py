@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cke.api.build import built_package
 from cke.api.evidence import identity_of
 from cke.api.facts import run_dtype
 from cke.api.model import Model, load
@@ -62,7 +61,7 @@ def probe_model(
             check_phases(model.package.phases, ("prefill", "decode"))
             shape = circuit_shape(model.manifest.graph, model.context)
             special = special_tokens(model)
-            runner = _Runner(model, circuit, oracle, folder)
+            runner = _Runner(model, oracle, folder)
             hits: dict[str, tuple[Probe, set[Hit]]] = {}
             for probe in derive_probes(shape, special, max_tokens):
                 run, side = runner.run(probe)
@@ -88,30 +87,24 @@ def special_tokens(model: Model) -> tuple[int, ...]:
 class _Runner:
     """The drivers of one model in one dtype, shared by its probes."""
 
-    def __init__(
-        self, model: Model, circuit: str | Path | None, oracle: str | None, folder: Path
-    ) -> None:
+    def __init__(self, model: Model, oracle: str | None, folder: Path) -> None:
         self.model = model
         self.folder = folder
-        package = built_package(model.files, circuit, model.dtype, ("*",))
-        driver = make_driver("per_layer", package, model.weights)
+        driver = make_driver("per_layer", model.capturing(("*",)), model.weights)
         self.edges = sum(max(1, len(item.layers)) for item in model.manifest.checkpoints)
         self.subject = Subject(
             production=model.driver("per_layer"),
-            evidence=lambda patterns: self._evidence(driver, patterns, circuit),
+            evidence=lambda patterns: self._evidence(driver, patterns),
             identity=identity_of(model.files),
         )
         self.oracle: Oracle | None = None
         if oracle is not None:
             self.oracle = open_oracle(oracle, model.files.path, model.dtype)
 
-    def _evidence(
-        self, whole: Driver, patterns: tuple[str, ...], circuit: str | Path | None
-    ) -> Driver:
+    def _evidence(self, whole: Driver, patterns: tuple[str, ...]) -> Driver:
         if patterns == ("*",):
             return whole
-        package = built_package(self.model.files, circuit, self.model.dtype, patterns)
-        return make_driver("per_layer", package, self.model.weights)
+        return make_driver("per_layer", self.model.capturing(patterns), self.model.weights)
 
     def run(self, probe: Probe) -> tuple[ProbeRun, TraceFolder]:
         """Run one probe on the subject, and on the oracle when there is one."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from cke.api.build import built_package
 from cke.api.diagnosis import ModelSubject, opened_side
 from cke.api.evidence import identity_of
 from cke.api.model import Model
@@ -43,7 +42,7 @@ class RecordedSubject(ModelSubject):
     def _check(self, folder: Path) -> None:
         """Raise RejectedError for a trace of other weights or of another build of the circuit."""
         known = self.trace.trace.body.identity
-        built = built_package(self.model.files, self.model.circuit, self.dtype)
+        built = self.model.capturing(())
         pairs = (
             ("model_sha256", known.model_sha256, identity_of(self.model.files).model_sha256),
             ("manifest_sha256", known.manifest_sha256, canonical_sha256(built.manifest)),

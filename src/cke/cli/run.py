@@ -111,7 +111,7 @@ def run(
     request = _request(loaded, prompt, tokens, chat, generate, ignore_eos)
     if artifacts != NO_ARTIFACTS:
         times.append(time.perf_counter_ns())
-        return run_with_artifacts(artifacts, loaded, request, circuit, times)
+        return run_with_artifacts(artifacts, loaded, request, times)
     shown = format == "human" and output is None
     report = _generate(loaded, request, sampling, shown)
     deliver(

@@ -122,7 +122,6 @@ def run_with_artifacts(
     options: ArtifactOptions,
     model: "Model",
     request: Request,
-    circuit: str | None,
     times: Sequence[int],
 ) -> int:
     """Run step by step, show the tokens, and write what was asked for.
@@ -136,7 +135,7 @@ def run_with_artifacts(
     mode: InputMode = "tokens"
     if request.prompt is not None:
         mode = "vocab_prompt" if model.files.format == "gguf" else "hf_tokenizer_prompt"
-    engine = ModelEngine(model, mode, circuit)
+    engine = ModelEngine(model, mode)
     load = {
         **engine.facts.load_ns,
         "tokenizer_load": times[1] - times[0],

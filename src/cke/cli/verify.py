@@ -248,7 +248,7 @@ def _engine(model: Path, circuit: str | None, dtype: str, driver: str) -> "Model
     from cke.api.execution import ModelEngine
 
     loaded = load(model, circuit, dtype, driver=driver, progress=progress)
-    return ModelEngine(loaded, "tokens", circuit)
+    return ModelEngine(loaded)
 
 
 class _Interrupted(BaseException):
