@@ -271,9 +271,8 @@ def _parts(step: int, op: Op) -> Iterator[Candidate]:
 
 def called(graph: ProgramGraph, step: int, name: str) -> str:
     """Return a value of a step as its circuit shows it: the variable, and its checkpoint if any."""
-    points = (split_id(item.checkpoint_id)[0] for item in graph.points_of(Site(step, name)))
-    point = next((item for item in points if not item.startswith("edge/")), None)
-    return name if point is None else f"{VERSION.sub('', name)} @ {point}"
+    point = graph.declared(Site(step, name))
+    return name if point is None else f"{VERSION.sub('', name)} @ {split_id(point)[0]}"
 
 
 def read_instead(

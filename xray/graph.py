@@ -92,8 +92,12 @@ class ProgramGraph:
 
     def name_of(self, site: Site) -> str:
         """Return the checkpoint that a value is called by: a declared one before a derived."""
-        names = [point.checkpoint_id for point in self.points_of(site)]
-        return next((name for name in names if not split_id(name)[0].startswith("edge/")), names[0])
+        return self.declared(site) or self.points_of(site)[0].checkpoint_id
+
+    def declared(self, site: Site) -> str | None:
+        """Return the checkpoint that a circuit declares of a value; None when it does not."""
+        names = (point.checkpoint_id for point in self.points_of(site))
+        return next((name for name in names if not split_id(name)[0].startswith("edge/")), None)
 
     def is_edge(self, step: int, name: str) -> bool:
         """Return whether a name of a step is a value, and not a weight."""

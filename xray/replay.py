@@ -140,24 +140,18 @@ class Replayer(ABC):
             raise NotReplayable(f"the state of `{op.id}`, which no trace shows")
         slot = next(item for item in self.graph.function(step).state if item.name == state)
         batch = len(self.schedule[self.segment].tokens)
-        if not cached:
-            return {
-                lane.name: np.zeros(
-                    [batch if n == "B" else int(n) for n in lane.type.shape],
-                    DTYPES[lane.type.dtype],
-                )
-                for lane in slot.lanes
-            }
         capacity = max(self.schedule[self.segment].cache_token_count)
         made: dict[str, Array] = {}
-        for lane, edge in zip(slot.lanes, op.results, strict=False):
-            before = self._lane(Site(step, edge.name))
+        for lane in slot.lanes:
             shape = [batch if n == "B" else capacity if n == "S" else n for n in lane.type.shape]
-            whole = np.zeros([int(n) for n in shape], DTYPES[lane.type.dtype])
+            made[lane.name] = np.zeros([int(n) for n in shape], DTYPES[lane.type.dtype])
+        if not cached:
+            return made
+        for whole, edge in zip(made.values(), op.results, strict=False):
+            before = self._lane(Site(step, edge.name))
             if before is not None:
                 kept = before[:, :capacity]
                 whole[:, : kept.shape[1]] = kept.astype(whole.dtype)
-            made[lane.name] = whole
         positions = np.full((batch, capacity), -1, np.int32)
         if self.segment:
             known = key_positions(self.schedule, self.segment - 1)[:, :capacity]

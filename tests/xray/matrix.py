@@ -5,6 +5,8 @@ from typing import Any
 from cke.oracles.points import ARCHITECTURES, family_names
 from tests.models import FAMILIES
 
+ENCODERS = ("bert", "albert", "dinov2")
+"""Families without decode steps."""
 MODEL_TYPES = {"gemma3": "gemma3_text", "granite_hybrid": "granitemoehybrid"}
 SAYABLE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},

@@ -12,11 +12,10 @@ from cke.errors import CkeError
 from cke.oracles.open import open_oracle
 from cke.validator.decided import decided_request
 from tests.models import FAMILIES, TinyModel
-from tests.xray.matrix import CELLS, MODEL_TYPES, REFUSED, SERVED
+from tests.xray.matrix import CELLS, ENCODERS, MODEL_TYPES, REFUSED, SERVED
 
 SPELLED = {"float32": "FP32", "bfloat16": "BF16"}
 NAMED = {"pytorch": "PyTorch", "llamacpp": "llama.cpp"}
-ENCODERS = ("bert", "albert", "dinov2")
 EVERY_TIME = (
     ("pytorch", "llama", "float32"),
     ("pytorch", "bert", "float32"),

@@ -12,10 +12,10 @@ from cke.api.evidence import subject_trace
 from cke.runtime.schedule import CaptureRequest
 from tests.models import TinyModel
 from tests.xray.faults import FAULTS, edited
+from tests.xray.matrix import ENCODERS
 
 pytestmark = [pytest.mark.oracle_torch, pytest.mark.slow]
 NIGHTLY = pytest.mark.nightly
-ENCODERS = ("bert", "dinov2")
 SMALL = ("rope-base", "window", "gate-and-up", "keys-and-values", "norm-epsilon")
 # Random weights give small scores: a cap that they never reach is no fault that one could see.
 CONFIGS: dict[str, dict[str, object]] = {"gemma2": {"attn_logit_softcapping": 0.25}}
