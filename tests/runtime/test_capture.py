@@ -13,6 +13,7 @@ import pytest
 
 import cke.api
 from cke.api.evidence import oracle_trace, subject_trace
+from cke.api.model import Model
 from cke.errors import CkeError
 from cke.runtime.drivers import PerLayer
 from cke.runtime.edges import select_edges
@@ -112,13 +113,11 @@ def test_a_runtime_that_does_not_repeat_is_named_and_gives_no_capture(
 
 def _shifted(names: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make packages that capture one of `names` run a kernel whose result is an ulp larger."""
-    import cke.api.evidence as evidence
+    build = Model.capturing
 
-    build = evidence.built_package
-
-    def built(files: Any, circuit: Any, dtype: str, capture: tuple[str, ...] = ()) -> Any:
-        package = build(files, circuit, dtype, capture)
-        if not set(names) & set(capture):
+    def built(model: Model, patterns: tuple[str, ...]) -> Any:
+        package = build(model, patterns)
+        if not set(names) & set(patterns):
             return package
         modules = {phase: types.ModuleType(phase) for phase in package.modules}
         for phase, module in modules.items():
@@ -133,7 +132,7 @@ def _shifted(names: tuple[str, ...], kernel: str, monkeypatch: pytest.MonkeyPatc
             setattr(module, kernel, shifted)
         return msgspec.structs.replace(package, modules=modules)
 
-    monkeypatch.setattr(evidence, "built_package", built)
+    monkeypatch.setattr(Model, "capturing", built)
 
 
 @pytest.mark.contract("XRAY-22")
