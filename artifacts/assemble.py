@@ -147,8 +147,7 @@ def used_tokens(lengths: Sequence[int]) -> int:
 def build_kv_cache(facts: Facts, session: Session, batch: int) -> KvCache:
     """Return the accounting of the cache that was allocated."""
     kv = facts.kv
-    if kv is None or kv.dtype not in ELEMENT_SIZES:
-        refuse_capture("the state of this model is not one that report.kv_cache can describe")
+    assert kv is not None, "a request for such a state is refused"
     return account_kv_cache(
         KvShape(
             layer_count=kv.layer_count,
@@ -195,7 +194,7 @@ def build_perf(
     """Return the bounded timing, absent unless it was asked for."""
     if not request.perf:
         return UNSET
-    first, steady = (step_ns[0] if step_ns else 0), list(step_ns[1:])
+    first, *steady = step_ns
     prompt = len(request.tokens)
     encode = facts.load_ns.get("tokenizer_encode", 0)
     total = prefill_ns + first + sum(steady)

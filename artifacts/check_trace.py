@@ -35,19 +35,17 @@ def _expect(holds: bool, path: Path, where: str, expected: object, got: object) 
 
 
 def _check_scores(entry: Decision, path: Path, where: str) -> None:
-    trio = (entry.runner_up_token_id, entry.runner_up_adjusted_score, entry.decision_margin)
-    absent = [item is None for item in trio]
-    if any(absent) and not all(absent):
+    score, found = entry.runner_up_adjusted_score, entry.decision_margin
+    if len({item is None for item in (entry.runner_up_token_id, score, found)}) == 2:
         refuse_document(path, where, "expected all of the runner-up's fields, or null in each")
-    if entry.runner_up_adjusted_score is None or entry.decision_margin is None:
+    if score is None:
         return
-    margin = entry.adjusted_score_selected - entry.runner_up_adjusted_score
-    scale = max(abs(entry.adjusted_score_selected), abs(entry.runner_up_adjusted_score), 1e-30)
-    near = math.isclose(
-        entry.decision_margin, margin, rel_tol=1e-8, abs_tol=PRINT_PRECISION * scale
-    )
-    _expect(near, path, f"{where}.decision_margin", margin, entry.decision_margin)
-    if entry.decision_margin < 0:
+    assert found is not None, "it is null with the score"
+    margin = entry.adjusted_score_selected - score
+    scale = max(abs(entry.adjusted_score_selected), abs(score), 1e-30)
+    near = math.isclose(found, margin, rel_tol=1e-8, abs_tol=PRINT_PRECISION * scale)
+    _expect(near, path, f"{where}.decision_margin", margin, found)
+    if found < 0:
         refuse_document(path, f"{where}.decision_margin", "expected at least 0")
 
 

@@ -50,8 +50,7 @@ class Recorders(msgspec.Struct):
     @property
     def names(self) -> tuple[str, ...]:
         """The checkpoints that the captured step must keep."""
-        if self.layers is None:
-            return ()
+        assert self.layers is not None, "a step is captured for its layers"
         outputs = tuple(f"layer.{layer}.layer_output" for layer in self.layers.requested)
         if self.stages is None:
             return outputs

@@ -128,9 +128,8 @@ def runtime_fingerprint(
 def _intra(runtime: RuntimeIdentity) -> tuple[str | int, ...]:
     enabled, layer = runtime.intra_layer_checkpoints_enabled, runtime.intra_layer_target_layer
     profile = runtime.diagnostic_capture_profile
-    if enabled is msgspec.UNSET or layer is msgspec.UNSET or profile is msgspec.UNSET:
-        return ()
-    return (enabled, layer, profile)
+    fields = (enabled, layer, profile)
+    return tuple(item for item in fields if not isinstance(item, msgspec.UnsetType))
 
 
 def policy_of(manifest: ExecutionManifest, forced_prefix: bool) -> Policy | None:

@@ -1,5 +1,6 @@
 """What is refused before inference, and why; and the binding of a forced prefix."""
 
+from cke.artifacts.check_report import ELEMENT_SIZES
 from cke.artifacts.engine import Facts, RunRequest
 from cke.artifacts.fingerprints import ids_sha
 from cke.artifacts.refusal import refuse_request, refuse_unsupported
@@ -21,7 +22,7 @@ def check_request(facts: Facts, request: RunRequest) -> None:
     needed = len(request.tokens) + len(request.forced)
     if request.context and request.context < needed:
         refuse_request(f"--context {request.context} is too small for {needed} tokens")
-    if facts.kv is None:
+    if facts.kv is None or facts.kv.dtype not in ELEMENT_SIZES:
         refuse_unsupported("the state of this model is not one that report.kv_cache can describe")
     check_checkpoints(facts, request)
     check_prefix(request)

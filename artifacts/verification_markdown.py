@@ -45,8 +45,9 @@ def _next(report: VerificationReport) -> list[str]:
 
 def _tokens(report: VerificationReport) -> list[str]:
     found, preflight = report.token_localization, report.calibration
-    if found is None or preflight is None:
+    if found is None:
         return []
+    assert preflight is not None, "tokens are compared after the preflight"
     lines = ["", "## Tokens", "", f"- Preflight: {preflight.verdict}"]
     lines += [f"  - {item.code} ({item.severity})" for item in preflight.reasons]
     lines.append(f"- Status: {found.status}")

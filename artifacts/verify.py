@@ -43,8 +43,7 @@ class Captured(msgspec.Struct, frozen=True):
 
     def side(self, role: str) -> Side:
         """Return the run as one side, with the trace's hash as it was captured."""
-        sha = "" if self.layers is None else canonical_sha(self.layers)
-        return Side(role, self.report, self.layers, sha)
+        return Side(role, self.report, self.layers, canonical_sha(self.layers))
 
 
 class Runner(Protocol):

@@ -49,6 +49,7 @@ MUTATIONS = [
     (f"{FIRST}.topk.0.raw_score", DELETE, "raw_score"),
     (f"{FIRST}.stop_reason", "model_eos", "final step only"),
     ("decode_trace.7.stop_reason", None, "stop_reason"),
+    ("decode_trace.7.stop_reason", "none", "final step only"),
     (f"{FIRST}.prompt_text", "a", "prohibited"),
     (f"{FIRST}.logits", [1.0], "prohibited"),
     (f"{FIRST}.note", "/tmp/x", "absolute path"),
@@ -75,6 +76,34 @@ def test_sixth_or_repeated_choice_is_refused():
         "token_id"
     ]
     refused(load_decode_trace, repeated, "distinct token ids")
+
+
+@pytest.mark.contract("LIS-70", "LIS-75")
+def test_score_of_the_runner_up_is_that_of_the_second_choice():
+    found = document("decode_trace", PLAIN)
+    first = found["decode_trace"][0]
+    first["runner_up_adjusted_score"] -= 1.0
+    first["decision_margin"] += 1.0
+    refused(load_decode_trace, found, "topk[1].adjusted_score`")
+
+
+@pytest.mark.contract("LIS-69", "LIS-70", "LIS-75")
+def test_choice_without_a_rival_and_a_tie_are_readable():
+    alone = document("decode_trace", PLAIN)
+    first = alone["decode_trace"][0]
+    first["topk"] = first["topk"][:1]
+    first |= dict.fromkeys(
+        ("runner_up_token_id", "runner_up_adjusted_score", "decision_margin"), None
+    )
+    load_decode_trace(alone, PATH)
+    rival = document("decode_trace", PLAIN)["decode_trace"][0]
+    for name in ("runner_up_token_id", "runner_up_adjusted_score", "decision_margin"):
+        first[name] = rival[name]
+    refused(load_decode_trace, alone, "topk")
+    decision = msgspec.to_builtins(choose([1.0, 3.0, 3.0]))
+    tied = document("decode_trace", PLAIN)
+    tied["decode_trace"] = [decision | {"stop_reason": "decode_limit"}]
+    assert load_decode_trace(tied, PATH).value.decode_trace[0].decision_margin == 0
 
 
 @pytest.mark.contract("LIS-63", "LIS-88")

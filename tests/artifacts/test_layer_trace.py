@@ -53,6 +53,12 @@ MUTATIONS = [
     )),
     (ENTRY, DELETE, "an entry for each captured coordinate"),
     (f"{ENTRY}.phase", "prefill", "expected decode"),
+    (f"{ENTRY}.step", 2, "expected 3"),
+    (f"{ENTRY}.batch_index", 1, "expected 0"),
+    (f"{ENTRY}.sequence_index", 1, "expected 0"),
+    (f"{ENTRY}.stage_order", 1, "expected 0"),
+    (f"{ENTRY}.available_summary_fields", ["min"], "available_summary_fields"),
+    (f"{ENTRY}.digest.tensor_role", "logits", "digest.tensor_role"),
     (f"{ENTRY}.runtime_checkpoint_step", 2, "expected 3"),
     (f"{ENTRY}.layer_index", 2, "expected 1"),
     (f"{ENTRY}.execution_ordinal", 0, "expected 1"),
@@ -89,6 +95,12 @@ MUTATIONS = [
     (STAGE, DELETE, "an entry for each captured coordinate"),
     (f"{STAGE}.stage_id", "layer_output", "an entry for each captured coordinate"),
     (f"{STAGE}.stage_order", 4, "expected 3"),
+    (f"{STAGE}.execution_ordinal", 4, "expected 3"),
+    (f"{STAGE}.runtime_checkpoint_step", 4, "expected 3"),
+    (f"{STAGE}.layer_index", 1, "expected 2"),
+    (f"{STAGE}.tensor_role", "layer_output", "expected key_projection_output"),
+    (f"{STAGE}.available_summary_fields", ["min"], "available_summary_fields"),
+    (f"{STAGE}.digest.tensor_role", "layer_output", "digest.tensor_role"),
     (f"{STAGE}.token_position", 9, "expected 5"),
     (f"{STAGE}.public_name", "K", "expected K projection output"),
     (f"{STAGE}.element_count", 7, "expected 8"),
@@ -424,6 +436,7 @@ def test_nothing_is_recorded_after_a_failure_and_the_first_one_is_told(monkeypat
     found.capture("layer_output", ROW)
     found.capture("attention_norm_output", ROW)
     found.miss("attention_norm_output", "malformed", "")
+    found.capture("logits", ROW)
     assert found.resolved == 1
     with pytest.raises(ArtifactError, match="expected `attention_norm_output`, got `layer_output`"):
         found.layout()
@@ -433,6 +446,21 @@ def test_nothing_is_recorded_after_a_failure_and_the_first_one_is_told(monkeypat
     assert large.entries == []
     with pytest.raises(ArtifactError, match="`layer_input` is larger than 100 bytes"):
         large.layout()
+    size = len(msgspec.json.encode(found.entries[0]))
+    for bound, count in ((size, 1), (size - 1, 0)):
+        monkeypatch.setattr("cke.artifacts.capture.RECORD_BYTES", bound)
+        limited = stage_recorder()
+        limited.capture("layer_input", ROW)
+        assert len(limited.entries) == count
+
+
+@pytest.mark.contract("LIS-122", "LIS-123")
+def test_stage_that_cannot_be_hashed_is_refused():
+    found = stage_recorder()
+    found.capture("layer_input", msgspec.structs.replace(ROW, shape=(1, 5)))
+    assert found.entries == []
+    with pytest.raises(ArtifactError, match="has 5 elements, got 4"):
+        found.layout()
 
 
 @pytest.mark.contract("LIS-93")

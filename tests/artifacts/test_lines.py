@@ -11,6 +11,8 @@ from cke.artifacts.lines import PREFIXES, decision_lines, run_lines
 from cke.artifacts.seeded import SeededEngine
 from tests.artifacts.documents import PLAIN, REQUEST, run
 
+CACHE = "lis: kv-cache: "
+
 replace = msgspec.structs.replace
 FACTS = SeededEngine().facts
 
@@ -33,6 +35,19 @@ def test_lines_are_those_that_were_asked_for():
     per_token = replace(PLAIN, perf=True, perf_per_token=True)
     assert subjects(per_token) == {"stage": 7, "summary": 1, "token": 8}
     assert subjects(REQUEST) == {"checkpoint": 12}
+
+
+@pytest.mark.contract("LIS-146", "LIS-26")
+def test_cache_has_its_numbers_in_one_line_and_none_without_them():
+    found = run_lines(run(PLAIN), FACTS, diagnostics=True)
+    assert found[-1] == (
+        f"{CACHE}storage_dtype=f32 max_tokens=11 used_tokens=10 bytes_per_token=384 "
+        "allocated_bytes=4224"
+    )
+    older = replace(run(PLAIN).report.report, kv_cache=msgspec.UNSET)
+    bare = replace(run(PLAIN), report=replace(run(PLAIN).report, report=older))
+    lines = run_lines(bare, FACTS, diagnostics=True)
+    assert lines == found[:-1]
 
 
 @pytest.mark.contract("LIS-100", "LIS-101")
@@ -80,6 +95,7 @@ def test_rates_that_a_run_is_too_short_for_are_null():
     assert "ttft" not in show_report(run(PLAIN).report)
     long = execute(SeededEngine(), replace(PLAIN, perf=True)).report
     assert f"steady    {long.report.perf.tps_steady:.3f} tokens/s" in show_report(long)
+    assert f"ttft      {long.report.perf.ttft_ms:.3f} ms" in show_report(long)
 
 
 @pytest.mark.contract("LIS-143")

@@ -1,16 +1,24 @@
 """Passes 0 to 3: every status has a case, and bindings come before summaries."""
 
+import copy
 from typing import get_args
 
 import msgspec
 import pytest
 
-from cke.artifacts.fingerprints import LIS_GREEDY, RAW_GREEDY, runtime_fingerprint, struct_sha
+from cke.artifacts.fingerprints import (
+    LIS_GREEDY,
+    RAW_GREEDY,
+    canonical_sha,
+    runtime_fingerprint,
+    struct_sha,
+)
 from cke.artifacts.pass0 import OUTCOMES, REASONS, calibrate, is_coherent
 from cke.artifacts.pass1 import DISPOSITIONS, localize_tokens, prefix_of
 from cke.artifacts.pass2 import Pair, _policy, reproduce
 from cke.artifacts.pass3 import localize_layers
 from cke.artifacts.seeded import SeededEngine
+from cke.artifacts.sources import bind
 from cke.artifacts.verdict import verdict_of
 from cke.artifacts.verify import EngineRunner
 from cke.schemas import differential
@@ -667,3 +675,24 @@ def test_qwen3_is_compared_and_not_localised():
 def test_results_are_deterministic():
     assert struct_sha(generation(0).tokens) == struct_sha(generation(0).tokens)
     assert struct_sha(generation(0).tokens) != struct_sha(generation(1).tokens)
+
+
+@pytest.mark.contract("LIS-125", "LIS-141")
+def test_trace_is_bound_by_each_of_its_bindings_in_turn():
+    side = generation(0).rerun["reference"].side("reference")
+    report, step = side.report, side.report.value.manifest.runtime.layer_checkpoint_step
+    assert bind(side, report.sha256, step).source.report_sha256 == report.sha256
+    assert bind(replace(side, trace=None), report.sha256, step) == "trace_missing"
+    assert bind(side, "0" * 64, step) == "run_report"
+    altered = copy.deepcopy(report.document)
+    altered["report"]["output_mode"] = "text"
+    assert bind(replace(side, report=replace(report, document=altered)), report.sha256, step) == (
+        "run_report"
+    )
+    nameless = {key: item for key, item in report.document.items() if key != "artifact_set_id"}
+    older = replace(report, document=nameless, sha256=canonical_sha(nameless))
+    trace = {key: item for key, item in side.trace.items() if key != "artifact_set_id"}
+    assert bind(replace(side, report=older, trace=trace), older.sha256, step) == "artifact_set"
+    assert bind(side, report.sha256, step + 1) == "step"
+    assert bind(side, report.sha256, None) == "step"
+    assert bind(replace(side, trace_sha256="0" * 64), report.sha256, step) == "trace_sha"

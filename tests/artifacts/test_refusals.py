@@ -9,6 +9,7 @@ from cke.artifacts.refusal import ArtifactError, UsageError
 from cke.artifacts.seeded import SeededEngine
 from tests.artifacts.documents import DELETE, PATH, PLAIN, REQUEST, document, put, refused, run
 
+LAYERS_ONLY = msgspec.structs.replace(REQUEST, intra_layer=None)
 LAYOUT, INTRA = "checkpoint_layout", "intra_layer_checkpoint_layout"
 FIELDS = ["min", "max", "mean", "l2", "nan", "inf"]
 
@@ -20,6 +21,15 @@ def changed(kind, *changes):
     return found
 
 
+UNBOUND = [
+    (f"manifest.runtime.{name}", DELETE)
+    for name in (
+        "intra_layer_checkpoints_enabled",
+        "intra_layer_target_layer",
+        "diagnostic_capture_profile",
+    )
+]
+
 LAYERS = [
     ([(f"{LAYOUT}.digest_contract.version", "lis.checkpoint.intra_layer.fp32le/v1")],
      f"`$.{LAYOUT}.digest_contract.version`"),
@@ -30,6 +40,13 @@ LAYERS = [
     ([("manifest.runtime.layer_checkpoint_step", 4)], f"`$.{LAYOUT}.runtime_checkpoint_step`"),
     ([("manifest.runtime.intra_layer_target_layer", 3)], f"`$.{INTRA}.target_layer`"),
     ([(LAYOUT, DELETE)], "the intra-layer capture to be bound"),
+    (UNBOUND, "the intra-layer capture to be bound"),
+    ([*UNBOUND, (INTRA, DELETE)], "an intra-layer layout, its trace and its manifest, or none"),
+    ([(INTRA, DELETE), ("intra_layer_trace", DELETE)], "its manifest, or none of them"),
+    ([("manifest.runtime.layer_checkpoint_step", 4), (f"{LAYOUT}.runtime_checkpoint_step", 4),
+      *((f"layer_trace.{index}.{name}", 4) for index in range(6)
+        for name in ("step", "runtime_checkpoint_step"))],
+     f"`$.{INTRA}.runtime_checkpoint_step`"),
     ([("manifest.runtime.layer_checkpoints_enabled", False)],
      "expected layer checkpoints with the intra-layer capture"),
 ]  # fmt: skip
@@ -46,6 +63,16 @@ def test_trace_of_more_records_than_the_bound_is_refused():
     entry = document("layer_trace")["layer_trace"][0]
     legacy = changed("layer_trace", (LAYOUT, DELETE), ("layer_trace", [entry] * 8193))
     refused(load_layer_trace, legacy, "expected at most 8192 records, got 8193")
+    full = document("layer_trace", LAYERS_ONLY)
+    del full[LAYOUT]
+    full["layer_trace"] = [entry] * 8192
+    load_layer_trace(full, PATH)
+
+
+@pytest.mark.contract("LIS-106")
+def test_row_of_zeros_has_a_norm_of_zero():
+    zeros = [(f"layer_trace.1.{name}", 0.0) for name in ("min", "max", "mean", "l2")]
+    load_layer_trace(changed("layer_trace", *zeros), PATH)
 
 
 @pytest.mark.contract("LIS-37")

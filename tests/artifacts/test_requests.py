@@ -54,6 +54,11 @@ REFUSED = [
     (FORCED, {"forced": (9, 10, 12)}, "the binding's token_ids_sha256"),
     (FORCED, {"tokens": (3, 5)}, "the binding's prompt_token_count is 3, the run's is 2"),
     (FORCED, {"policy": LIS_GREEDY}, "the binding's selection_policy is raw_greedy"),
+    (
+        FORCED,
+        {"binding": binding(selection_policy_sha256="0" * 64)},
+        "the binding's selection_policy_sha256 is 00",
+    ),
     (FORCED, {"forced": (), "checkpoint_step": None}, "requires --forced-prefix"),
     (FORCED, {"forced": (1,) * 65}, "at most 64 tokens"),
 ]
@@ -68,6 +73,19 @@ def test_request_that_cannot_be_served_is_refused(request_, change, text):
     assert str(caught.value).startswith("lis: artifact error: ")
     assert caught.value.diagnostics[0].code == "CKE860"
     assert text in str(caught.value)
+
+
+@pytest.mark.contract("LIS-57", "LIS-59")
+def test_request_at_a_bound_is_served():
+    for change in (
+        {"tokens": (3, 5), "checkpoint_step": 0},
+        {"tokens": (3,), "checkpoint_step": 1},
+    ):
+        assert execute(SeededEngine(), msgspec.structs.replace(PLAIN, **change)).layers
+    longest = (1,) * 64
+    request = msgspec.structs.replace(PLAIN, forced=longest, binding=binding(longest))
+    found = execute(SeededEngine(), request).report.forced_prefix
+    assert found.token_count == 64
 
 
 @pytest.mark.contract("LIS-57")

@@ -19,7 +19,7 @@ from cke.artifacts.fingerprints import (
 )
 from cke.artifacts.markdown import render_markdown
 from cke.artifacts.reading import load_run_report, read_run_report
-from cke.artifacts.refusal import ArtifactError
+from cke.artifacts.refusal import ArtifactError, UsageError
 from cke.artifacts.seeded import SeededEngine
 from cke.artifacts.writing import encode, write_artifact
 from cke.errors import CkeError
@@ -333,7 +333,7 @@ def test_storage_that_the_block_cannot_describe_is_refused():
     engine = SeededEngine()
     wide = msgspec.structs.replace(engine.facts.kv, dtype="f64")
     engine.facts = msgspec.structs.replace(engine.facts, kv=wide)
-    with pytest.raises(ArtifactError, match=r"not one that report\.kv_cache can describe"):
+    with pytest.raises(UsageError, match=r"not one that report\.kv_cache can describe"):
         execute(engine, PLAIN)
 
 

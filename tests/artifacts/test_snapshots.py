@@ -58,6 +58,7 @@ def test_smollm2_gives_the_committed_tokens(repository, smollm2_gguf):
     ("path", "value"),
     [
         ("schema", "cke.snapshot.v1"),
+        ("schema", DELETE),
         ("kind", "other"),
         ("run_reports", []),
         ("run_reports.0.schema", "cke.run_report.v1"),
@@ -75,6 +76,14 @@ def test_snapshot_that_is_not_whole_is_refused(path, value, tmp_path):
     read_snapshot(target)
     target.write_text(json.dumps(put(json.loads(target.read_text()), path, value)))
     with pytest.raises(CkeError):
+        read_snapshot(target)
+
+
+@pytest.mark.contract("LIS-20")
+def test_snapshot_that_is_no_object_is_refused(tmp_path):
+    target = tmp_path / "snapshot.json"
+    target.write_text("[1]")
+    with pytest.raises(CkeError, match=r"snapshot\.json"):
         read_snapshot(target)
 
 

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from cke.artifacts import attempt as attempt_module
 from cke.artifacts.attempt import Attempt
-from cke.artifacts.fingerprints import LIS_GREEDY, struct_sha
+from cke.artifacts.fingerprints import LIS_GREEDY, struct_sha, token_digest
 from cke.artifacts.outside import CommandRunner, RecordedRunner, flags
 from cke.artifacts.refusal import ArtifactError, refuse_unsupported
 from cke.artifacts.seeded import SeededEngine
@@ -24,14 +25,15 @@ from cke.artifacts.verify import ROLES, Captured, EngineRunner, Findings
 from cke.artifacts.writing import write_artifact
 from cke.cli import main
 from cke.cli.verify import Common, attempt
-from cke.cli.verify_packet import forced_rows, xray_command
+from cke.cli.verify_packet import forced_rows, forwards_of, keep_packet, xray_command
 from cke.errors import Diagnostic
 from cke.schemas.reading import decode
 from cke.schemas.verification_report import LedgerRecord, VerificationReport
-from tests.artifacts.documents import PLAIN
+from tests.artifacts.documents import PLAIN, run
 from tests.artifacts.generations import FAULT, REQUEST, compared, edited, generation, workflow
 from tests.artifacts.test_requests import FORCED
 
+REQUEST_OF_LAYERS = msgspec.structs.replace(PLAIN, checkpoint_step=1)
 SETTING = Setting(
     level="demo",
     mode="runtime_differential",
@@ -317,10 +319,10 @@ def test_signals_end_an_attempt_with_their_codes(tmp_path):
     def interrupt():
         raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)]
     assert attempted(tmp_path / "a", terminate) == 143
     assert attempted(tmp_path / "b", interrupt) == 130
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGALRM)] == before
     (folder,) = (tmp_path / "a" / "v").iterdir()
     assert [item.name for item in folder.iterdir()] == ["ledger.jsonl"]
     assert "interrupted_by_SIGTERM" in (folder / "ledger.jsonl").read_text()
@@ -329,6 +331,74 @@ def test_signals_end_an_attempt_with_their_codes(tmp_path):
 def test_stage_that_takes_too_long_is_a_harness_error(tmp_path):
     assert attempted(tmp_path, lambda: time.sleep(30), stage_timeout_seconds=1) == 2
     assert report_of(tmp_path / "v")[1].reason == "stage_timeout"
+
+
+def test_every_stage_has_the_whole_time_and_nothing_runs_on_after(tmp_path, monkeypatch):
+    armed, closed = [], []
+    close = Attempt.close
+    monkeypatch.setattr("cke.cli.verify._arm", armed.append)
+    monkeypatch.setattr(Attempt, "close", lambda found: (closed.append(found), close(found)))
+    runner = EngineRunner(SeededEngine())
+    options = Common(out=tmp_path / "v", stage_timeout_seconds=7)
+    assert attempt(options, SETTING, PLAIN, lambda: (runner, runner)) == 0
+    stages = report_of(tmp_path / "v")[1].stages
+    assert armed == [7] * len(stages[:-1]) + [0]
+    assert len(closed) == 1
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    assert attempted(tmp_path / "w", interrupt) == 130
+    assert len(closed) == 2
+
+
+def test_ledger_is_closed(tmp_path):
+    found = Attempt(tmp_path)
+    found.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        found.note("late", "ready")
+
+
+@pytest.mark.contract("LIS-149")
+def test_demo_keeps_no_run_unasked_and_says_what_it_compares(tmp_path):
+    for scenario, candidate in (("pass", "seeded"), ("regression", "seeded-with-fault")):
+        out = tmp_path / scenario
+        main(["verify", "demo", "--scenario", scenario, "--out", str(out)])
+        folder, report = report_of(out)
+        assert {path.name for path in folder.iterdir()} == {
+            "ledger.jsonl", "report.json", "report.md",
+        }  # fmt: skip
+        assert (report.reference, report.candidate) == ("seeded", candidate)
+    main(["verify", "demo", "--out", str(tmp_path / "kept"), "--debug-retain"])
+    folder, _ = report_of(tmp_path / "kept")
+    kept = json.loads((folder / "original_pair_reference_report.json").read_text())
+    assert kept["report"]["prompt_sequences"][0] == {
+        "token_count": 3,
+        "token_id_digest": msgspec.to_builtins(token_digest((3, 5, 7))),
+    }
+
+
+@pytest.mark.contract("LIS-86")
+def test_engine_is_read_as_any_reader_reads_it(monkeypatch):
+    checked = []
+    monkeypatch.setattr(
+        "cke.artifacts.verify.load_layer_trace", lambda document, _: checked.append(document)
+    )
+    runner = EngineRunner(SeededEngine())
+    assert runner.run(PLAIN).layers is None
+    captured = runner.run(msgspec.structs.replace(PLAIN, checkpoint_step=1))
+    assert checked == [captured.layers]
+
+
+@pytest.mark.contract("LIS-141")
+def test_mismatch_of_builds_that_are_not_alike_is_not_reproduced():
+    engine = SeededEngine(fault=FAULT)
+    engine.facts = msgspec.structs.replace(engine.facts, precision_path="bf16")
+    comparison = compared(EngineRunner(SeededEngine()), EngineRunner(engine))
+    found = comparison.run()
+    assert found.tokens.pass2_disposition == "blocked_by_strength_limit"
+    assert found.reproduction.status != "reproduced"
+    assert {name.partition("_pair")[0] for name in comparison.kept} == {"original"}
 
 
 def test_attempt_needs_a_folder_that_it_can_make(tmp_path):
@@ -424,6 +494,35 @@ def test_command_that_fails_says_so(tmp_path):
         CommandRunner(["no-such-command"], tmp_path).run(PLAIN)
 
 
+FAKE = """
+import pathlib, shutil, sys
+source, code, *arguments = sys.argv[1:]
+for flag, name in (("--report-json", "r.json"), ("--layer-trace-json", "l.json")):
+    if flag in arguments and (pathlib.Path(source) / name).exists():
+        shutil.copy(pathlib.Path(source) / name, arguments[arguments.index(flag) + 1])
+sys.exit(int(code))
+"""
+
+
+@pytest.mark.contract("LIS-149")
+def test_command_is_read_by_what_it_wrote_and_how_it_ended(tmp_path):
+    write_artifact(run(REQUEST_OF_LAYERS).report, tmp_path / "r.json")
+    write_artifact(run(REQUEST_OF_LAYERS).layers, tmp_path / "l.json")
+
+    def ended(code, request):
+        command = [sys.executable, "-c", FAKE, str(tmp_path), str(code)]
+        return CommandRunner(command, tmp_path).run(request)
+
+    documents = run(REQUEST_OF_LAYERS).documents()
+    for code in (0, 1):
+        found = ended(code, REQUEST_OF_LAYERS)
+        assert found.report.document == documents["run_report"]
+        assert found.layers == documents["layer_trace"]
+    assert ended(0, PLAIN).layers is None
+    with pytest.raises(ArtifactError, match="the command ended with 2"):
+        ended(2, PLAIN)
+
+
 def test_runtime_needs_one_reference(tmp_path, capsys):
     base = ["verify", "runtime", "--model", "m", "--tokens", "1"]
     assert main(base) == 2
@@ -489,6 +588,21 @@ def test_packet_of_a_regression_ends_at_the_mismatch():
     )
     plain = xray_command(Path("m"), None, "float32", "pytorch", Path("a"))
     assert shlex.join(plain) == "cke xray --model m --oracle pytorch --out a/xray"
+
+
+@pytest.mark.contract("LIS-137")
+def test_packet_is_the_trace_of_the_forwards_that_reach_the_mismatch(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("cke.api.evidence.subject_trace", lambda *given: kept.append(given))
+    found = workflow()[0]
+    prefix = found.tokens.prefix.token_ids
+    keep_packet(SimpleNamespace(model="m"), (3, 5, 7), found, tmp_path)
+    ((model, request, out),) = kept
+    assert (model, out) == ("m", tmp_path)
+    assert request.tokens == ((3, 5),)
+    assert request.forced == tuple((token,) for token in (7, *prefix))
+    same = msgspec.structs.replace(found.tokens, prefix=None)
+    assert forwards_of((3, 5), Findings(found.calibration, same)) == ((3,), (5,))
 
 
 @pytest.mark.contract("LIS-137")

@@ -3,19 +3,28 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from cke.artifacts.check_trace import check_decode_trace
 from cke.artifacts.engine import RunRequest
-from cke.artifacts.fingerprints import LIS_GREEDY
+from cke.artifacts.fingerprints import LIS_GREEDY, Hasher
 from cke.artifacts.markdown import render_markdown
 from cke.artifacts.reading import read_decode_trace, read_layer_trace, read_run_report
 from cke.artifacts.refusal import ArtifactError, UsageError
+from cke.artifacts.seeded import SeededEngine
 from cke.artifacts.writing import encode
 from cke.cli import main
-from cke.cli.run_artifacts import ArtifactOptions, parse_prefix, run_request, write_artifacts
+from cke.cli.run_artifacts import (
+    ArtifactOptions,
+    check_options,
+    parse_prefix,
+    run_request,
+    run_with_artifacts,
+    write_artifacts,
+)
 from cke.cli.token_writer import Request
 from tests.artifacts.documents import PLAIN, run
 from tests.artifacts.test_requests import binding
@@ -71,10 +80,37 @@ REFUSED = [
         "artifact flags expect neither --format nor --output",
     ),
     (
+        ["--report-json", "r.json", "--output", "o"],
+        "artifact flags expect neither --format nor --output",
+    ),
+    (
         ["--report-json", "r.json", "--trace-json", "r.json"],
         "each artifact expects a path of its own",
     ),
+    (
+        ["--report-json", "r.json", "--layer-trace-json", "r.json", "--layer-checkpoints", "1"],
+        "each artifact expects a path of its own",
+    ),
 ]
+
+
+ACCEPTED = [
+    {"layer_trace_json": "l", "layer_checkpoints": 2},
+    {"layer_trace_json": "l", "layer_checkpoints": 2, "intra_layer_checkpoints": 1},
+    {"forced_prefix": "1", "forced_prefix_binding_json": "b", "report_json": "r"},
+    {"forced_prefix": "1", "diagnostics": True},
+    {"report_json": "r", "report_md": "m", "trace_json": "t"},
+]
+
+
+@pytest.mark.contract("LIS-57", "LIS-58", "LIS-87", "LIS-110")
+@pytest.mark.parametrize("flags", ACCEPTED)
+def test_combination_that_can_be_served_is_not_refused(flags, tmp_path):
+    given = {
+        name: tmp_path / value if name.endswith(("json", "md")) else value
+        for name, value in flags.items()
+    }
+    check_options(ArtifactOptions(**given), 0, "human", None)
 
 
 @pytest.mark.contract("LIS-57", "LIS-58", "LIS-87", "LIS-110")
@@ -158,6 +194,56 @@ def test_nothing_is_written_where_one_artifact_is_missing(tmp_path):
     with pytest.raises(ArtifactError, match="no layer was captured"):
         write_artifacts(options, run(PLAIN))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.contract("LIS-13", "LIS-40", "LIS-84", "LIS-7")
+@pytest.mark.parametrize(
+    ("prompt", "format", "mode"),
+    [
+        (None, "hf", "tokens"),
+        ("a", "hf", "hf_tokenizer_prompt"),
+        ("a", "gguf", "vocab_prompt"),
+    ],
+)
+def test_run_shows_its_tokens_and_measures_its_tokenizer(
+    prompt, format, mode, tmp_path, monkeypatch, capsys
+):
+    shown, modes = [], []
+
+    class Writer:
+        def __init__(self, model, text, said):
+            shown.append((text, said))
+
+        def add(self, tokens):
+            shown.append(tokens)
+
+        def end(self):
+            shown.append("end")
+
+    def engine(model, mode):
+        modes.append(mode)
+        found = SeededEngine()
+        tokenizer = Hasher().add("a").fingerprint()
+        found.facts = msgspec.structs.replace(
+            found.facts, input_mode=mode, tokenizer=tokenizer, load_ns={"model_load": 7}
+        )
+        return found
+
+    monkeypatch.setattr("cke.api.execution.ModelEngine", engine)
+    monkeypatch.setattr("cke.cli.run_artifacts.TokenWriter", Writer)
+    request = Request(tokens=[3, 5, 7], prompt=prompt, new_tokens=8, stops=())
+    path = tmp_path / "r.json"
+    model = SimpleNamespace(files=SimpleNamespace(format=format))
+    options = ArtifactOptions(report_json=path, perf=True)
+    assert run_with_artifacts(options, model, request, (100, 350, 950)) == 0
+    report = read_run_report(path).value
+    tokens = run(PLAIN).report.report.selected_token_ids
+    assert shown == [(prompt is not None, True), *([token] for token in tokens), "end"]
+    assert (modes, report.manifest.input.mode) == ([mode], mode)
+    stages = report.report.perf.stages
+    loading = (stages.model_load, stages.tokenizer_load, stages.tokenizer_encode)
+    assert [item.ns for item in loading] == [7, 250, 600]
+    assert capsys.readouterr().err.count("lis: perf-stage ") == 7
 
 
 @pytest.fixture(scope="module")

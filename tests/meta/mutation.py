@@ -245,9 +245,11 @@ def try_import_rules(
 def import_what_lasts(subject: Subject) -> None:
     """Have the libraries of the tests loaded, and neither the modules of cke nor the tests."""
     with_tests(subject.tests, lambda items: None)
-    for name in list(sys.modules):
-        ours = name.startswith(("cke.", "tests.")) or name in ("cke", "conftest")
-        if ours and not name.startswith("tests.meta"):
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or not Path(file).is_relative_to(ROOT):
+            continue
+        if name != "__main__" and not name.startswith("tests.meta"):
             del sys.modules[name]
 
 

@@ -31,10 +31,10 @@ WAITED = 10
 TOO_LONG = 124
 """The code of a process that took too long."""
 
-MOST = 20
+MOST = 60
 """Nearest tests that are tried for one rule first."""
 
-SECONDS = 10.0
+SECONDS = 20.0
 """Seconds that quick tests may take after those, unless all are asked for."""
 
 Lines = dict[str, list[int]]
@@ -55,11 +55,15 @@ class Module(msgspec.Struct):
 
 
 class Row(msgspec.Struct):
-    """One test: the hash of its file, its seconds, and by module the hash and the lines it ran."""
+    """One test: the hash of its file, its seconds, and by module the hash and the lines it ran.
+
+    `rarest` is how many tests run the line of all modules that the fewest others run.
+    """
 
     test: str
     seconds: float
     lines: dict[str, tuple[str, list[int]]]
+    rarest: int = 0
 
 
 def passes(item: pytest.Item) -> bool:
@@ -175,33 +179,55 @@ def coverage(
         path.write_bytes(msgspec.json.encode(kept))
         return 0
 
-    if not missing:
-        return kept
-    if in_child(work, float("inf")) != 0:
+    if missing and in_child(work, float("inf")) != 0:
         raise SystemExit("the tests could not be run without a mutation")
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Row])
+    if missing:
+        kept = msgspec.json.decode(path.read_bytes(), type=dict[str, Row])
+    _rank(kept)
+    path.write_bytes(msgspec.json.encode(kept))
+    return kept
+
+
+def _rank(found: dict[str, Row]) -> None:
+    """Note of each test how rare the rarest line is that it runs."""
+    places = {
+        node: [(file, line) for file, (_, lines) in row.lines.items() for line in lines]
+        for node, row in found.items()
+    }
+    counts = Counter(place for ran in places.values() for place in ran)
+    for node, row in found.items():
+        row.rarest = min((counts[place] for place in places[node]), default=0)
 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+@functools.cache
+def _text(file: str) -> str:
+    return (ROOT / file).read_text()
+
+
+def names(node: str, module: Module) -> bool:
+    """Whether the file of a test names a module."""
+    return module.name in _text(node.partition("::")[0])
+
+
 def noticing(rule: Rule, module: Module, found: dict[str, Row], seconds: float) -> list[str]:
     """The tests that could notice a broken rule, those first that run what few others run.
 
     After `MOST` of them come the quickest, as long as they take no more than `seconds` together.
+    What a module declares can be noticed by the tests of any file that names it, too.
     """
     wanted = set(rule.lines)
     first, last = rule.scope
     ran = {node: row.lines.get(module.file, ("", []))[1] for node, row in found.items()}
     counts = Counter(line for lines in ran.values() for line in lines if first <= line <= last)
-    everywhere = Counter(line for lines in ran.values() for line in lines)
     rows = []
     for node, lines in ran.items():
-        if wanted & set(lines) if rule.function is not None else lines:
+        if wanted & set(lines) if rule.function is not None else lines or names(node, module):
             near = min((counts[line] for line in lines if first <= line <= last), default=0)
-            far = min((everywhere[line] for line in lines), default=0)
-            rows.append((near, far, found[node].seconds, node))
+            rows.append((near, found[node].rarest, found[node].seconds, node))
     rows.sort()
     chosen = [node for *_, node in rows[:MOST]]
     for *_, taken, node in sorted(rows[MOST:], key=lambda row: row[2]):

@@ -200,7 +200,9 @@ def write_artifacts(options: ArtifactOptions, execution: "Execution") -> None:
     from cke.artifacts.writing import encode, write_file
 
     report = encode(execution.report)
-    files = [(options.report_json, report)]
+    files: list[tuple[Path, bytes]] = []
+    if options.report_json is not None:
+        files.append((options.report_json, report))
     if options.report_md is not None:
         files.append((options.report_md, render_markdown(execution.report).encode() + b"\n"))
     if options.trace_json is not None:
@@ -210,5 +212,4 @@ def write_artifacts(options: ArtifactOptions, execution: "Execution") -> None:
             refuse_capture("no layer was captured")
         files.append((options.layer_trace_json, encode(execution.layers)))
     for path, data in files:
-        if path is not None:
-            write_file(path, data)
+        write_file(path, data)

@@ -191,10 +191,11 @@ def runtime(
 
     def runners() -> "tuple[Runner, Runner]":
         first: Runner
-        if recorded is not None:
+        if reference_command is None:
+            assert recorded is not None, "one of the two is given"
             first = RecordedRunner(recorded)
         else:
-            first = CommandRunner(shlex.split(reference_command or ""), model)
+            first = CommandRunner(shlex.split(reference_command), model)
         return first, EngineRunner(_engine(model, circuit, dtype, "per_layer"))
 
     request = _request(tokens, generate, policy, context)
