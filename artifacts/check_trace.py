@@ -36,7 +36,7 @@ def _expect(holds: bool, path: Path, where: str, expected: object, got: object) 
 
 def _check_scores(entry: Decision, path: Path, where: str) -> None:
     score, found = entry.runner_up_adjusted_score, entry.decision_margin
-    if len({item is None for item in (entry.runner_up_token_id, score, found)}) == 2:
+    if (entry.runner_up_token_id, score, found).count(None) not in (0, 3):
         refuse_document(path, where, "expected all of the runner-up's fields, or null in each")
     if score is None:
         return

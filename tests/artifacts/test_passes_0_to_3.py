@@ -538,28 +538,32 @@ def test_unobserved_layers_are_listed():
     assert start.interval.unobserved == ("layer.0.output", "layer.1.output")
 
 
+UNSUPPORTED, UNAVAILABLE = "unsupported_checkpoint_layout", "comparison_policy_unavailable"
+MALFORMED, DIGEST = "checkpoint_summary_malformed", "digest_contract_unknown"
 LAYER_STATUSES = [
-    ("unsupported_checkpoint_layout", [("checkpoint_layout", DELETE)]),
-    ("unsupported_checkpoint_layout", [("checkpoint_layout", 1)]),
-    ("unsupported_checkpoint_layout", [("checkpoint_layout.layout_version", 2)]),
-    ("unsupported_checkpoint_layout", [("checkpoint_layout.layout_name", "other")]),
-    ("comparison_policy_unavailable", [("checkpoint_layout.digest_contract", DELETE)]),
-    ("comparison_policy_unavailable", [("checkpoint_layout.digest_contract.version", "other")]),
-    ("checkpoint_summary_malformed", [("layer_trace.0.nan", True)]),
-    ("checkpoint_summary_malformed", [("layer_trace.0.values", [1])]),
+    (UNSUPPORTED, "no_versioned_layout", ("checkpoint_layout", DELETE)),
+    (UNSUPPORTED, "no_versioned_layout", ("checkpoint_layout", 1)),
+    (UNSUPPORTED, "layout_unknown", ("checkpoint_layout.layout_version", 2)),
+    (UNSUPPORTED, "layout_unknown", ("checkpoint_layout.layout_name", "other")),
+    (UNAVAILABLE, DIGEST, ("checkpoint_layout.digest_contract", DELETE)),
+    (UNAVAILABLE, DIGEST, ("checkpoint_layout.digest_contract.version", "other")),
+    (MALFORMED, "$.layer_trace[0]", ("layer_trace.0.nan", True)),
+    (MALFORMED, "$.layer_trace[0]", ("layer_trace.0.values", [1])),
 ]
 
 
 @pytest.mark.contract("LIS-141", "LIS-99", "LIS-92", "LIS-96")
-@pytest.mark.parametrize(("status", "changes"), LAYER_STATUSES)
+@pytest.mark.parametrize(("status", "reason", "change"), LAYER_STATUSES)
 @pytest.mark.parametrize("role", ["reference", "candidate"])
-def test_status_of_pass_3(status, changes, role):
+def test_status_of_pass_3(status, reason, change, role):
     one, two = sides(generation(0).rerun)
-    side = with_trace(one if role == "reference" else two, *changes)
+    side = with_trace(one if role == "reference" else two, change)
     found = localized(**{role: side})
     assert (found.status, found.disposition) == (status, "blocked")
-    if status == "checkpoint_summary_malformed":
-        assert found.reasons[0].startswith("$.layer_trace[0]")
+    assert len(found.reasons) == 1
+    assert (
+        found.reasons[0].startswith(reason) if status == MALFORMED else found.reasons == (reason,)
+    )
 
 
 @pytest.mark.contract("LIS-141", "LIS-89", "LIS-127")
