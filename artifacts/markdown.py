@@ -14,6 +14,11 @@ QUOTE = (
     "The JSON artifact remains the canonical machine-readable source of truth."
 )
 STATUS = {"ok": "OK", "error": "error"}
+NOTES = [
+    "- The JSON artifact is canonical.",
+    "- Token IDs and digests are retained.",
+    "- Raw text and absolute paths are omitted by default.",
+]
 
 
 def render_markdown(report: RunReport) -> str:
@@ -27,7 +32,7 @@ def render_markdown(report: RunReport) -> str:
         ("Token Accounting", _tokens(report)),
         ("Performance Summary", _performance(report)),
         ("Fingerprints", _fingerprints(report)),
-        ("Notes", _notes()),
+        ("Notes", NOTES),
     ]
     lines = ["# LIS Execution Report", "", QUOTE]
     for title, body in sections:
@@ -184,12 +189,4 @@ def _fingerprints(report: RunReport) -> list[str]:
     return [
         *(f"- {name}: {_digest(item)} ({item.size_bytes} bytes)" for name, item in sized),
         *(f"- {name}: {_digest(item)}" for name, item in unsized),
-    ]
-
-
-def _notes() -> list[str]:
-    return [
-        "- The JSON artifact is canonical.",
-        "- Token IDs and digests are retained.",
-        "- Raw text and absolute paths are omitted by default.",
     ]

@@ -125,7 +125,8 @@ class Comparison:
 
     def _can_rerun(self, tokens: TokenLocalization) -> bool:
         prefix = tokens.prefix
-        embedded = prefix is not None and prefix.token_ids is not None
+        assert prefix is not None, "a mismatch has a prefix"
+        embedded = prefix.token_ids is not None
         within = tokens.mismatch_kind == "token_id_mismatch"
         return embedded and within and all(item.reruns for item in self._runners.values())
 

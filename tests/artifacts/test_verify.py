@@ -390,6 +390,17 @@ def test_engine_is_read_as_any_reader_reads_it(monkeypatch):
     assert checked == [captured.layers]
 
 
+@pytest.mark.contract("LIS-61", "LIS-130")
+def test_prefix_of_the_recapture_is_bound_to_the_layers_and_the_first_one_to_the_tokens():
+    comparison = compared(EngineRunner(SeededEngine()), EngineRunner(SeededEngine(fault=FAULT)))
+    comparison.run()
+    for pair, by_tokens in (("reproduction_pair", True), ("recapture_reproduction", False)):
+        for role in ROLES:
+            prefix = comparison.kept[f"{pair}_{role}_report.json"]["forced_prefix"]
+            source = prefix["source_localization_ref_sha256"]
+            assert (source == prefix["source_pass1_artifact_sha256"]) == by_tokens
+
+
 @pytest.mark.contract("LIS-141")
 def test_mismatch_of_builds_that_are_not_alike_is_not_reproduced():
     engine = SeededEngine(fault=FAULT)
