@@ -95,19 +95,19 @@ def recorded(tmp_path, request=REQUEST, *changes):
 
 
 @pytest.mark.contract("LIS-137", "LIS-149")
-@pytest.mark.parametrize(("model", "oracle"), [("m.gguf", "llamacpp"), ("m", "pytorch")])
-def test_regression_of_a_runtime_goes_on_from_a_live_oracle(model, oracle, asked, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "oracle"), [("m.gguf", "llamacpp"), ("m", "pytorch")])
+def test_regression_of_a_runtime_goes_on_from_a_live_oracle(name, oracle, asked, tmp_path, capsys):
     reference = recorded(tmp_path)
-    assert verify("runtime", tmp_path / "same", *reference, model=model) == 0
+    assert verify("runtime", tmp_path / "same", *reference, model=name) == 0
     report = report_of(tmp_path / "same")[1]
     names = ("recorded", "float32:found")
     assert setting_of(report) == ("runtime", "runtime_differential", "runtime_regression", *names)
     out = tmp_path / "other"
-    assert verify("runtime", out, *reference, "--circuit", PLANTED, model=model) == 4
+    assert verify("runtime", out, *reference, "--circuit", PLANTED, model=name) == 4
     folder, report = report_of(out)
     fed = (7, *report.token_localization.prefix.token_ids)
     assert shlex.split(capsys.readouterr().out.splitlines()[-1]) == [
-        "next:", "cke", "xray", "--model", model, "--oracle", oracle, "--circuit", PLANTED,
+        "next:", "cke", "xray", "--model", name, "--oracle", oracle, "--circuit", PLANTED,
         "--out", str(folder / "xray"), "--tokens", "3 5", "--steps", "; ".join(map(str, fed)),
     ]  # fmt: skip
 
@@ -127,10 +127,12 @@ def test_policy_and_context_are_those_that_were_asked_for(asked, tmp_path):
     reference = recorded(tmp_path, replace(REQUEST, policy=LIS_GREEDY))
     for out, code, options in (
         ("lis", 0, ["--policy", "lis", "--context", "40", "--debug-retain"]),
-        ("raw", 3, []),
+        ("raw", 3, ["--policy", "raw"]),
     ):
         assert verify("runtime", tmp_path / out, *reference, *options) == code
     folder, _ = report_of(tmp_path / "lis")
+    for policy in ("raw", "lis"):
+        assert verify("backend", tmp_path / f"both-{policy}", "--policy", policy) == 0
     kept = json.loads((folder / "original_pair_candidate_report.json").read_text())
     assert kept["manifest"]["runtime"]["configured_context"] == 40
 

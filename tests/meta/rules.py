@@ -58,18 +58,22 @@ Place = tuple[str | None, tuple[int, int]]
 Found = tuple[ast.AST, tuple[int, ...], Place, str, Break]
 
 
-def _walk(node: ast.AST, function: Place, path: list[str]) -> Iterator[Found]:
+def _walk(
+    node: ast.AST, within: Place, path: list[str], around: Place | None = None
+) -> Iterator[Found]:
+    """Walk what runs `within` a place; the signature of a function runs `around` it."""
+    body = getattr(node, "body", ())
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Assert | ast.Raise):
             continue
+        function = within if around is None or child in body else around
         inner, below = function, path
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
             below = [*path, child.name]
             if isinstance(child, ast.FunctionDef) and function[0] is None:
                 inner = ".".join(below), (child.lineno, child.end_lineno or 0)
-        if not isinstance(child, ast.arguments):  # defaults and annotations run at import
-            yield from _of(child, inner)
-        yield from _walk(child, inner, below)
+        yield from _of(child, inner)
+        yield from _walk(child, inner, below, function if inner is not function else None)
 
 
 def _of(node: ast.AST, function: Place) -> Iterator[Found]:
