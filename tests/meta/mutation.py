@@ -214,32 +214,49 @@ def try_function_rules(
 def try_import_rules(
     subject: Subject, module: Module, found: dict[str, Row], tell: "Teller"
 ) -> None:
-    """Break what a module declares, each in a fork that imports the modules and tests anew."""
+    """Break what a module declares, each in a fork that imports the modules and tests anew.
+
+    The same tests run once with nothing broken: one that fails then would notice any rule.
+    """
     declaring = dict.fromkeys(name.partition("::")[0] for name in subject.declared)
-    for rule in module.rules:
-        if rule.function is not None or tell.is_done(module, rule):
+    tried = [rule for rule in module.rules if rule.function is None]
+    nothing: list[Rule | None] = [None] if tried else []
+    for rule in [*nothing, *tried]:
+        if tell.left.value <= 0 or (rule is not None and tell.is_done(module, rule)):
             continue
-        nodes = noticing(rule, module, found, tell.seconds)
+        if rule is None and all(tell.outcome(module, item) is not None for item in tried):
+            continue
+        nodes = noticing(rule or tried[0], module, found, tell.seconds)
         order = {node: at for at, node in enumerate(nodes)}
         files = {**declaring, **dict.fromkeys(node.partition("::")[0] for node in nodes)}
 
-        def run(items: list[pytest.Item], order: dict[str, int] = order) -> None:
+        def run(
+            items: list[pytest.Item], order: dict[str, int] = order, intact: bool = rule is None
+        ) -> None:
             chosen = [
                 i for i in items if i.nodeid in order or i.nodeid.startswith(subject.declared)
             ]
             chosen.sort(key=lambda item: order.get(item.nodeid, -1))
-            os._exit(0 if all(map(passes, chosen)) else 1)
+            failed = next((item for item in chosen if not passes(item)), None)
+            if failed is not None and intact:
+                sys.stderr.write(f"{failed.nodeid} fails without any mutation\n")
+            os._exit(0 if failed is None else 1)
 
         def work(
-            rule: Rule = rule,
+            rule: Rule | None = rule,
             run: Callable[[list[pytest.Item]], None] = run,
             files: Sequence[str] = tuple(files),
         ) -> int:
-            sys.meta_path.insert(0, Loader(module, rule))
+            if rule is not None:
+                sys.meta_path.insert(0, Loader(module, rule))
             with_tests(files, run)
             return 1  # the module could not be imported
 
-        tell.result(module, rule, in_child(work, 4 * PATIENCE), nodes)
+        code = in_child(work, 4 * PATIENCE)
+        if rule is not None:
+            tell.result(module, rule, code, nodes)
+        elif code != 0:
+            raise SystemExit(f"{module.file}: its tests do not pass when it is imported anew")
 
 
 def import_what_lasts(subject: Subject) -> None:
