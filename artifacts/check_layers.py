@@ -32,20 +32,8 @@ from cke.schemas.layer_trace import (
     Missing,
 )
 
-VERSIONED = (
-    "runtime_checkpoint_step",
-    "layer_index",
-    "tensor_role",
-    "batch_index",
-    "sequence_index",
-    "stage_order",
-    "execution_ordinal",
-    "observed_dtype",
-    "element_count",
-    "available_summary_fields",
-    "digest",
-)
-"""What an entry has beyond a legacy one."""
+PRESENT = ("tensor_role", "observed_dtype", "digest")
+"""What an entry has beyond a legacy one, whatever its value; the rest is compared."""
 
 
 def check_layer_trace(trace: LayerTrace, path: Path) -> None:
@@ -112,7 +100,7 @@ def _check_versioned(
     path: Path,
     where: str,
 ) -> None:
-    for field in VERSIONED:
+    for field in PRESENT:
         if getattr(entry, field) is UNSET:
             _refuse(path, f"{where}.{field}", "a value in the versioned layout")
     rows = (

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cke.artifacts.capture import LayerRecorder, StageRecorder
+from cke.artifacts.capture import RECORD_BYTES, LayerRecorder, StageRecorder
 from cke.artifacts.digests import StageContext, gather_span, layer_digest, stage_digest
 from cke.artifacts.execute import execute
 from cke.artifacts.reading import load_layer_trace
@@ -177,6 +177,20 @@ def test_intra_fields_are_bound_together_or_absent():
     assert len({item.hex for item in prints}) == 3
 
 
+@pytest.mark.contract("LIS-95", "LIS-120")
+def test_summaries_have_the_seven_fields():
+    found = document("layer_trace")
+    for holder in (
+        found[LAYOUT],
+        found[INTRA],
+        found["layer_trace"][0],
+        found["intra_layer_trace"][0],
+    ):
+        assert holder["available_summary_fields"] == [
+            "min", "max", "mean", "l2", "nan", "inf", "digest",
+        ]  # fmt: skip
+
+
 @pytest.mark.contract("LIS-124")
 def test_layer_digests_do_not_change_with_the_intra_capture():
     pairs = zip(run().layers.layer_trace, run(LAYERS_ONLY).layers.layer_trace, strict=True)
@@ -278,6 +292,7 @@ def test_layer_digest_of_the_base_bits():
         ([2, 0], "no empty dimension"),
         ([5], "has 5 elements, got 4"),
         ([1 << 40, 1 << 40], "overflows"),
+        ([5, ((1 << 62) + 1) // 5], "overflows"),
         ([1 << 31, 1 << 31], "has 4611686018427387904 elements, got 4"),
     ],
 )
@@ -440,6 +455,7 @@ def test_nothing_is_recorded_after_a_failure_and_the_first_one_is_told(monkeypat
     assert found.resolved == 1
     with pytest.raises(ArtifactError, match="expected `attention_norm_output`, got `layer_output`"):
         found.layout()
+    assert RECORD_BYTES == 16384
     monkeypatch.setattr("cke.artifacts.capture.RECORD_BYTES", 100)
     large = stage_recorder()
     large.capture("layer_input", ROW)

@@ -180,6 +180,20 @@ def test_accounting_of_the_example():
     assert (block.max_tokens, block.used_tokens, block.storage_dtype) == (128, 12, "f32")
 
 
+@pytest.mark.contract("LIS-31", "LIS-33")
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("bf16", 2), ("f16", 2)])
+def test_storage_has_the_size_of_its_elements(dtype, size):
+    shape = KvShape(layer_count=6, batch_size=1, kv_head_count=1, head_dim=8, element_size=size)
+    block = msgspec.to_builtins(account_kv_cache(shape, dtype, 11, 10))
+    load_run_report(put(document("run_report", PLAIN), "report.kv_cache", block), PATH)
+    block["shape"]["element_size"] = 6 - size
+    refused(
+        load_run_report,
+        put(document("run_report", PLAIN), "report.kv_cache", block),
+        f"element_size`: error[CKE862]: expected {size}",
+    )
+
+
 @pytest.mark.contract("LIS-29")
 def test_every_dimension_counts_once():
     shape = KvShape(layer_count=3, batch_size=5, kv_head_count=7, head_dim=11, element_size=2)

@@ -143,12 +143,22 @@ def test_step_that_is_no_integer_is_a_usage_error(step):
     assert main(arguments("no-model", "--layer-checkpoints", step)) == 2
 
 
+@pytest.mark.contract("LIS-160")
+@pytest.mark.parametrize(
+    ("policy", "code", "said"), [("raw", 3, "no-model"), ("lis", 3, "no-model"), ("x", 2, '"x"')]
+)
+def test_policies_have_two_names(policy, code, said, tmp_path, capsys):
+    report = str(tmp_path / "r.json")
+    assert main(arguments("no-model", "--report-json", report, "--policy", policy)) == code
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.contract("LIS-58")
 def test_forced_prefix_is_a_bounded_list_of_token_ids():
     assert parse_prefix(None) == ()
     assert parse_prefix(" 5 6  7") == (5, 6, 7)
     assert len(parse_prefix("1 " * 2048)) == 2048
-    for text in ("", " ", "x", "-1", "5 1.0", "1 " * 2049):
+    for text in ("", " ", "x", "-1", "5 1.0", "1 " * 2048 + "1"):
         with pytest.raises(UsageError, match='expects token ids such as "5 6 7"'):
             parse_prefix(text)
 

@@ -25,9 +25,9 @@ LIS_LAYER_TRACE_HARD_MAX = 8192
 MAX_RANK = 4
 LAYER_DOMAIN: Final = "lis.checkpoint.fp32le/v1"
 INTRA_DOMAIN: Final = "lis.checkpoint.intra_layer.fp32le/v1"
-TAXONOMY = "lis.llama.intra_layer_stages/v1"
-LAYER_LAYOUT = "llama_layer_output_summary"
-INTRA_LAYOUT = "llama_intra_layer_summary"
+TAXONOMY: Final = "lis.llama.intra_layer_stages/v1"
+LAYER_LAYOUT: Final = "llama_layer_output_summary"
+INTRA_LAYOUT: Final = "llama_intra_layer_summary"
 LAYER_ROLE = "layer_output"
 
 SHA_VALUE = "^sha256:[0-9a-f]{64}$"
@@ -104,7 +104,7 @@ class LayerEntry(Wire, frozen=True, kw_only=True):
 class LayerLayout(Wire, frozen=True, kw_only=True):
     """What was asked for, what is there, and in which order: the layout of layer outputs."""
 
-    layout_name: Literal["llama_layer_output_summary"] = "llama_layer_output_summary"
+    layout_name: Literal["llama_layer_output_summary"] = LAYER_LAYOUT
     layout_version: Literal[1] = 1
     runtime_checkpoint_step: Natural
     tensor_role: Literal["layer_output"] = "layer_output"
@@ -154,10 +154,10 @@ class IntraEntry(Exact, frozen=True, kw_only=True):
 class IntraLayout(Exact, frozen=True, kw_only=True):
     """The fixed request of 17 stages of one layer at one decode step: an exact key set."""
 
-    layout_name: Literal["llama_intra_layer_summary"] = "llama_intra_layer_summary"
+    layout_name: Literal["llama_intra_layer_summary"] = INTRA_LAYOUT
     layout_version: Literal[1] = 1
     model_family: Literal["llama3_decoder"] = "llama3_decoder"
-    stage_taxonomy: Literal["lis.llama.intra_layer_stages/v1"] = "lis.llama.intra_layer_stages/v1"
+    stage_taxonomy: Literal["lis.llama.intra_layer_stages/v1"] = TAXONOMY
     runtime_checkpoint_step: Positive
     phase: Literal["decode"] = "decode"
     target_layer: Natural
