@@ -1,12 +1,21 @@
 """Refusals that need more than one change to be reached."""
 
+import json
+
 import msgspec
 import pytest
 
 from cke.artifacts.execute import execute
-from cke.artifacts.reading import load_decode_trace, load_layer_trace, load_run_report
+from cke.artifacts.reading import (
+    load_decode_trace,
+    load_layer_trace,
+    load_run_report,
+    read_decode_trace,
+    read_layer_trace,
+)
 from cke.artifacts.refusal import ArtifactError, UsageError
 from cke.artifacts.seeded import SeededEngine
+from cke.errors import CkeError
 from tests.artifacts.documents import DELETE, PATH, PLAIN, REQUEST, document, put, refused, run
 
 LAYERS_ONLY = msgspec.structs.replace(REQUEST, intra_layer=None)
@@ -164,6 +173,19 @@ def test_capture_that_a_manifest_binds_in_part_is_refused_in_every_sibling(kind)
         refused(load, part, "expected all three intra-layer fields or none")
     alone = changed(kind, ("manifest.runtime.layer_checkpoints_enabled", False))
     refused(load, alone, "expected layer checkpoints with the intra-layer capture")
+
+
+@pytest.mark.contract("LIS-122", "LIS-148")
+@pytest.mark.parametrize("read", [read_decode_trace, read_layer_trace])
+def test_trace_is_read_up_to_its_bound(read, tmp_path):
+    path = tmp_path / "trace.json"
+    kind = "decode_trace" if read is read_decode_trace else "layer_trace"
+    text = json.dumps(document(kind))
+    path.write_text(text.ljust(16 << 20))
+    assert read(path).document == document(kind)
+    path.write_text(text.ljust((16 << 20) + 1))
+    with pytest.raises(CkeError, match="at most 16777216 bytes"):
+        read(path)
 
 
 @pytest.mark.contract("LIS-1", "LIS-62", "LIS-86")
