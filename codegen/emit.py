@@ -4,17 +4,18 @@ Goal: code that an engineer enjoys reading, the same bytes for the same CallIR. 
 decision about numbers or dataflow; those ended with CallIR.
 """
 
-import ast
 from functools import cache
 from importlib.resources import files
 from io import StringIO
-from tokenize import COMMENT, generate_tokens
+from tokenize import COMMENT, DEDENT, INDENT, NEWLINE, NL, generate_tokens
 
 import msgspec
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from cke.codegen.view import module_view, package_view
 from cke.schemas.call_ir import CallIR
+
+BRACKETS = ("(", "[", "{"), (")", "]", "}")
 
 
 def emit(serialised: bytes) -> dict[str, str]:
@@ -30,18 +31,24 @@ def emit(serialised: bytes) -> dict[str, str]:
 
 
 def line_table(text: str) -> dict[int, str]:
-    """Return the circuit line of every generated line that a call covers."""
-    comments = {
-        token.start[0]: token.string.removeprefix("# ")
-        for token in generate_tokens(StringIO(text).readline)
-        if token.type == COMMENT
-    }
-    return {
-        line: comments[node.end_lineno]
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Assign) and node.end_lineno in comments
-        for line in range(node.lineno, node.end_lineno + 1)
-    }
+    """Return the circuit line of every generated line that a call covers.
+
+    It reads tokens: Python 3.11 cannot make syntax trees in two threads at once.
+    """
+    table: dict[int, str] = {}
+    first, place, depth, assigns = 0, "", 0, False
+    for token in generate_tokens(StringIO(text).readline):
+        if token.type == COMMENT:
+            place = token.string.removeprefix("# ")
+        elif token.type == NEWLINE:
+            if assigns and place:
+                table |= dict.fromkeys(range(first, token.start[0] + 1), place)
+            first, assigns = 0, False
+        elif token.type not in (NL, INDENT, DEDENT):
+            first, place = first or token.start[0], ""
+            depth += (token.string in BRACKETS[0]) - (token.string in BRACKETS[1])
+            assigns = assigns or (token.string == "=" and depth == 0)
+    return table
 
 
 @cache

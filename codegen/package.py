@@ -18,14 +18,15 @@ class Package(msgspec.Struct, frozen=True):
     files: dict[str, bytes]
 
 
-def write_package(package: Package, folder: Path) -> None:
+def write_package(package: Package, folder: Path, *, keep: bool = False) -> None:
     """Write the package as `folder`, replacing the one that stands there; never leave half of one.
 
-    A folder that holds something else is an error.
+    A folder that holds something else is an error. With `keep`, a package that stands there by the
+    end stays: of two that are built at once under one key, the first.
     """
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise _not_a_package(folder)
-    with folder_atomically(folder) as fresh:
+    with folder_atomically(folder, keep=keep) as fresh:
         for name, content in package.files.items():
             (fresh / name).write_bytes(content)
 

@@ -7,6 +7,7 @@ broken item, with a text that says what to write. Non-goal: meaning.
 import hashlib
 import re
 from functools import cache
+from threading import Lock
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedInput
@@ -16,6 +17,9 @@ from cke.dsl.layout import LINE_STRUCTURE, BadBracket, BadDedent, Layout
 from cke.dsl.messages import Failure, describe, item_start_failure, tree_failure
 from cke.dsl.tree import ConditionTwice, NumberTooLarge, SectionTwice, TooDeep, TreeBuilder
 from cke.errors import CkeError, Diagnostic, Span
+
+PARSING = Lock()
+"""Held while an item is parsed: the parser's layout has the brackets that are open in it."""
 
 DEPTH_LIMIT = 100
 SIZE_LIMIT = 1 << 20
@@ -134,17 +138,20 @@ class _Source:
         return self._parse(first_line, chunk)
 
     def _parse(self, first_line: int, chunk: str) -> syntax.Item | None:
-        parser, layout = _parser()
+        with PARSING:
+            parser, layout = _parser()
+            try:
+                tree = parser.parse(chunk)
+            except (UnexpectedInput, BadDedent, BadBracket) as error:
+                failure, token = describe(error, layout, chunk, first_line)
+                line, column = token.line or 1, token.column or 1
+                self._fail(line + first_line - 1, (column, column + _width(token)), failure)
+                return None
         try:
-            tree = parser.parse(chunk)
             return TreeBuilder(self.file, first_line, DEPTH_LIMIT).build(tree)
-        except (UnexpectedInput, BadDedent, BadBracket) as error:
-            failure, token = describe(error, layout, chunk, first_line)
-            line, column = token.line or 1, token.column or 1
-            self._fail(line + first_line - 1, (column, column + _width(token)), failure)
         except (TooDeep, SectionTwice, ConditionTwice, NumberTooLarge) as error:
             self._fail_at(error.span, tree_failure(error, DEPTH_LIMIT))
-        return None
+            return None
 
     def _fail(self, line: int, columns: tuple[int, int], failure: Failure) -> None:
         self._fail_at(Span(self.file, line, columns[0], line, columns[1]), failure)

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from cke.schemas.call_ir import CallIR, Program
 from cke.schemas.manifest import Manifest
 
 MANIFEST = "manifest.json"
+IMPORTING = Lock()
+"""Held while a module is imported: nobody is given one that has run in part."""
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -87,6 +90,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _import(path: Path) -> ModuleType:
     """Import a module by path, under a name of its own; the same path is imported once."""
+    with IMPORTING:
+        return _imported(path)
+
+
+def _imported(path: Path) -> ModuleType:
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     name = f"cke.generated._{digest}_{path.stem}"
     if name in sys.modules:

@@ -14,6 +14,8 @@ from cke.artifacts.reading import load_layer_trace
 from cke.artifacts.refusal import ArtifactError
 from cke.artifacts.seeded import SeededEngine, observation_of
 from cke.artifacts.stages import (
+    CLOSING_BOUNDARY,
+    ENTRY_BOUNDARY,
     LLAMA,
     PUBLIC_NAMES,
     STAGE_IDS,
@@ -189,6 +191,11 @@ def test_summaries_have_the_seven_fields():
         assert holder["available_summary_fields"] == [
             "min", "max", "mean", "l2", "nan", "inf", "digest",
         ]  # fmt: skip
+
+
+@pytest.mark.contract("LIS-138")
+def test_boundaries_of_a_layer_have_their_published_names():
+    assert (ENTRY_BOUNDARY, CLOSING_BOUNDARY) == ("selected_layer_entry", "parent:layer_output")
 
 
 @pytest.mark.contract("LIS-124")

@@ -37,7 +37,8 @@ def asked(monkeypatch):
 
 
 def verify(level, out, *options, model="m", tokens="3 5 7"):
-    base = ["--model", model, "--tokens", tokens, "-n", "12", "--out", str(out)]
+    count = {"backend": "--generate", "runtime": "-n"}[level]
+    base = ["--model", model, "--tokens", tokens, count, "12", "--out", str(out)]
     return main(["verify", level, *base, *options])
 
 

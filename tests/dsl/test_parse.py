@@ -1,6 +1,8 @@
 """Every library file parses, and the tables are those of the grammar."""
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +18,19 @@ CIRCUITS = sorted(Path(str(resources.files("cke.circuits"))).rglob("*.circuit"))
 def test_library_file_parses(path: Path) -> None:
     file = parse(path.read_bytes(), f"circuits/{path.name}")
     assert file.items
+
+
+def test_threads_that_parse_at_once_do_not_meet() -> None:
+    texts = [path.read_bytes() for path in CIRCUITS[:8]]
+    alone = [parse(text, "a.circuit") for text in texts]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(texts)) as pool:
+            together = list(pool.map(lambda text: parse(text, "a.circuit"), texts))
+    finally:
+        sys.setswitchinterval(before)
+    assert together == alone
 
 
 def test_tables_are_those_of_the_grammar() -> None:

@@ -1,6 +1,7 @@
 """Files and folders appear whole or not at all."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,43 @@ def test_folder_replaces_an_older_one(tmp_path: Path) -> None:
             folder.joinpath(name).write_text("1")
     assert os.listdir(target) == ["new"]
     assert os.listdir(tmp_path) == ["package"]
+
+
+def test_folder_that_is_kept_stays_as_it_was_first(tmp_path: Path) -> None:
+    target = tmp_path / "package"
+    for name in ("first", "second"):
+        with folder_atomically(target, keep=True) as folder:
+            folder.joinpath(name).write_text("1")
+    assert os.listdir(target) == ["first"]
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_writers_at_once_leave_one_whole_folder(tmp_path: Path) -> None:
+    target = tmp_path / "package"
+
+    def write(number: int) -> None:
+        with folder_atomically(target) as folder:
+            for name in ("a", "b"):
+                folder.joinpath(name).write_text(str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(64)))
+    assert {path.name for path in target.iterdir()} == {"a", "b"}
+    assert len({path.read_text() for path in target.iterdir()}) == 1
+    assert os.listdir(tmp_path) == ["package"]
+
+
+def test_modes_are_those_of_the_user_unless_one_is_given(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "usual", b"")
+        write_atomically(tmp_path / "private", b"", mode=0o600)
+        with folder_atomically(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"usual": 0o640, "private": 0o600, "folder": 0o750}
 
 
 def test_cache_folder_follows_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

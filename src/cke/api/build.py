@@ -2,7 +2,7 @@
 
 A package is kept under a key of everything that decides its text. Looking one up reads no circuit
 grammar, so that a warm start does not wait for the compiler. Builds appear whole: one that is
-interrupted leaves nothing, and of two at once the last one stays.
+interrupted leaves nothing, and of two at once the first one stays.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def built_package(
         chosen = circuit if circuit is not None else find_family(files).circuit
         if progress is not None:
             progress(f"building `{chosen}` for {files.name} in {dtype}")
-        write_package(build(chosen, files, dtype, capture), folder)
+        write_package(build(chosen, files, dtype, capture), folder, keep=True)
     return load_package(folder)
 
 

@@ -1,10 +1,11 @@
 """Files appear whole or not at all, and everything kept for later lives in one cache folder."""
 
 import contextlib
+import errno
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,13 +30,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int | None = None) -> Non
         path.write_bytes(data)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = _beside(path)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask() if mode is None else mode)
+        if mode is not None:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -63,32 +66,50 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def folder_atomically(path: Path) -> Iterator[Path]:
+def folder_atomically(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` at the end, or vanishes on any error.
 
-    When `path` exists by then, it is replaced: readers see the old folder or the new one.
+    A folder that stands there by then is replaced: a reader sees the old one, for a moment none,
+    then the new one. With `keep` it stays, and the new one vanishes: what is kept under the hash
+    of its content is there for every reader from the first time on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = _beside(path)
+    temporary.mkdir()
     try:
-        os.chmod(temporary, 0o777 & ~_umask())
         yield temporary
-        _replace_folder(temporary, path)
+        _put_folder(temporary, path, keep)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _replace_folder(new: Path, path: Path) -> None:
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+def _put_folder(new: Path, path: Path, keep: bool) -> None:
+    old = _beside(path)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path, old / "folder")
-        os.replace(new, path)
+        while True:
+            try:
+                os.rename(new, path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                return
+            if keep:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, old)
+            _remove(old)
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """Return a name that nobody has, in the folder of a path."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
