@@ -1,6 +1,8 @@
 """Fixtures and the settings that every test runs under."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     """Keep every test out of the user's cache; a session shares one folder."""
     folder = tmp_path_factory.getbasetemp() / "cke-cache"
     monkeypatch.setenv("CKE_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
+def switching_threads() -> Iterator[None]:
+    """Have threads take turns so often that what they share is seen to be shared."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")

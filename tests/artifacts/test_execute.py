@@ -47,7 +47,7 @@ class WatchedEngine(SeededEngine):
         return Watched(self, context)
 
 
-OUTPUTS = tuple(f"layer.{layer}.layer_output" for layer in (0, 1, 2, 3, 4, 5))
+OUTPUTS = tuple(f"layer.{layer}.layer_output" for layer in range(6))
 
 
 @pytest.mark.contract("LIS-86", "LIS-119")

@@ -11,8 +11,6 @@ from cke.artifacts.lines import PREFIXES, decision_lines, run_lines
 from cke.artifacts.seeded import SeededEngine
 from tests.artifacts.documents import PLAIN, REQUEST, run
 
-CACHE = "lis: kv-cache: "
-
 replace = msgspec.structs.replace
 FACTS = SeededEngine().facts
 
@@ -41,7 +39,7 @@ def test_lines_are_those_that_were_asked_for():
 def test_cache_has_its_numbers_in_one_line_and_none_without_them():
     found = run_lines(run(PLAIN), FACTS, diagnostics=True)
     assert found[-1] == (
-        f"{CACHE}storage_dtype=f32 max_tokens=11 used_tokens=10 bytes_per_token=384 "
+        "lis: kv-cache: storage_dtype=f32 max_tokens=11 used_tokens=10 bytes_per_token=384 "
         "allocated_bytes=4224"
     )
     older = replace(run(PLAIN).report.report, kv_cache=msgspec.UNSET)

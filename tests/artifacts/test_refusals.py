@@ -30,14 +30,12 @@ def changed(kind, *changes):
     return found
 
 
-UNBOUND = [
-    (f"manifest.runtime.{name}", DELETE)
-    for name in (
-        "intra_layer_checkpoints_enabled",
-        "intra_layer_target_layer",
-        "diagnostic_capture_profile",
-    )
-]
+BOUND = (
+    "intra_layer_checkpoints_enabled",
+    "intra_layer_target_layer",
+    "diagnostic_capture_profile",
+)
+UNBOUND = [(f"manifest.runtime.{name}", DELETE) for name in BOUND]
 
 LAYERS = [
     ([(f"{LAYOUT}.digest_contract.version", "lis.checkpoint.intra_layer.fp32le/v1")],
@@ -164,11 +162,7 @@ LOADERS = {
 def test_capture_that_a_manifest_binds_in_part_is_refused_in_every_sibling(kind):
     load = LOADERS[kind]
     load(document(kind), PATH)
-    for field in (
-        "intra_layer_checkpoints_enabled",
-        "intra_layer_target_layer",
-        "diagnostic_capture_profile",
-    ):
+    for field in BOUND:
         part = changed(kind, (f"manifest.runtime.{field}", DELETE))
         refused(load, part, "expected all three intra-layer fields or none")
     alone = changed(kind, ("manifest.runtime.layer_checkpoints_enabled", False))

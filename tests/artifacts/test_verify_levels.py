@@ -129,6 +129,7 @@ def test_policy_and_context_are_those_that_were_asked_for(asked, tmp_path):
     for out, code, options in (
         ("lis", 0, ["--policy", "lis", "--context", "40", "--debug-retain"]),
         ("raw", 3, ["--policy", "raw"]),
+        ("default", 3, []),
     ):
         assert verify("runtime", tmp_path / out, *reference, *options) == code
     folder, _ = report_of(tmp_path / "lis")

@@ -218,45 +218,46 @@ def try_import_rules(
 
     The same tests run once with nothing broken: one that fails then would notice any rule.
     """
-    declaring = dict.fromkeys(name.partition("::")[0] for name in subject.declared)
-    tried = [rule for rule in module.rules if rule.function is None]
-    nothing: list[Rule | None] = [None] if tried else []
-    for rule in [*nothing, *tried]:
-        if tell.left.value <= 0 or (rule is not None and tell.is_done(module, rule)):
+    left = [
+        rule for rule in module.rules if rule.function is None and not tell.is_done(module, rule)
+    ]
+    if not left:
+        return
+    nodes = noticing(left[0], module, found, tell.seconds)
+    if in_child(lambda: anew(subject, nodes), 4 * PATIENCE) != 0:
+        where = KEPT.relative_to(ROOT) / "pytest.txt"
+        raise SystemExit(f"{module.file}: its tests fail when it is imported anew: see {where}")
+    for rule in left:
+        if tell.is_done(module, rule):
             continue
-        if rule is None and all(tell.outcome(module, item) is not None for item in tried):
-            continue
-        nodes = noticing(rule or tried[0], module, found, tell.seconds)
-        order = {node: at for at, node in enumerate(nodes)}
-        files = {**declaring, **dict.fromkeys(node.partition("::")[0] for node in nodes)}
+        nodes = noticing(rule, module, found, tell.seconds)
 
-        def run(
-            items: list[pytest.Item], order: dict[str, int] = order, intact: bool = rule is None
-        ) -> None:
-            chosen = [
-                i for i in items if i.nodeid in order or i.nodeid.startswith(subject.declared)
-            ]
-            chosen.sort(key=lambda item: order.get(item.nodeid, -1))
-            failed = next((item for item in chosen if not passes(item)), None)
-            if failed is not None and intact:
-                sys.stderr.write(f"{failed.nodeid} fails without any mutation\n")
-            os._exit(0 if failed is None else 1)
+        def work(rule: Rule = rule, nodes: list[str] = nodes) -> int:
+            sys.meta_path.insert(0, Loader(module, rule))
+            return anew(subject, nodes)
 
-        def work(
-            rule: Rule | None = rule,
-            run: Callable[[list[pytest.Item]], None] = run,
-            files: Sequence[str] = tuple(files),
-        ) -> int:
-            if rule is not None:
-                sys.meta_path.insert(0, Loader(module, rule))
-            with_tests(files, run)
-            return 1  # the module could not be imported
+        tell.result(module, rule, in_child(work, 4 * PATIENCE), nodes)
 
-        code = in_child(work, 4 * PATIENCE)
-        if rule is not None:
-            tell.result(module, rule, code, nodes)
-        elif code != 0:
-            raise SystemExit(f"{module.file}: its tests do not pass when it is imported anew")
+
+def anew(subject: Subject, nodes: Sequence[str]) -> int:
+    """Import modules and tests, run these tests and those of what modules declare; 0 if all pass.
+
+    A test that fails stands at the end of what is kept of pytest.
+    """
+    order = {node: at for at, node in enumerate(nodes)}
+    files = dict.fromkeys(name.partition("::")[0] for name in (*subject.declared, *nodes))
+
+    def run(items: list[pytest.Item]) -> None:
+        chosen = [i for i in items if i.nodeid in order or i.nodeid.startswith(subject.declared)]
+        chosen.sort(key=lambda item: order.get(item.nodeid, -1))
+        failed = next((item for item in chosen if not passes(item)), None)
+        if failed is not None:
+            with (KEPT / "pytest.txt").open("a") as text:
+                text.write(f"\n{failed.nodeid} fails\n")
+        os._exit(0 if failed is None else 1)
+
+    with_tests(tuple(files), run)
+    return 1  # a module could not be imported
 
 
 def import_what_lasts(subject: Subject) -> None:

@@ -84,30 +84,27 @@ def folder_atomically(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _put_folder(new: Path, path: Path, keep: bool) -> None:
-    old = _beside(path)
+    aside: list[Path] = []
+    while not _moved(new, path) and not keep:
+        aside.append(_beside(path))
+        with contextlib.suppress(FileNotFoundError):  # another writer has moved it
+            os.rename(path, aside[-1])
+    for old in aside:  # what stood there goes when the new one is in its place, not before
+        if old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
+
+
+def _moved(new: Path, path: Path) -> bool:
+    """Move a folder to a path, unless something stands there."""
     try:
-        while True:
-            try:
-                os.rename(new, path)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            else:
-                return
-            if keep:
-                return
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(path, old)
-            _remove(old)
-    finally:
-        _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        os.rename(new, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return False
+    return True
 
 
 def _beside(path: Path) -> Path:
